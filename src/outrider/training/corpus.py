@@ -1,0 +1,201 @@
+"""Text for training: the standard library's Python sources, split by file, packed with an end-of-text id between documents.
+
+Runs before the first step: documents become one array of token ids, and the trainer reads fixed windows of it.
+
+Documents simply follow each other. The n-gram context of the model resets at the end-of-text id by the architecture; the
+delta-rule state, the convolutions and attention do not, and no boundary is passed down: the model learns that what stands
+before an end-of-text id says nothing about what follows.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tokenizers import Tokenizer
+
+from outrider.errors import OutriderError
+
+END_OF_TEXT = "<|endoftext|>"
+
+# Evaluation text and prompts come from these files; neither the tokenizer nor the model sees them in training.
+HELD_OUT_MODULES = frozenset(
+    {
+        "bisect.py",
+        "calendar.py",
+        "cmd.py",
+        "configparser.py",
+        "contextlib.py",
+        "csv.py",
+        "fractions.py",
+        "ftplib.py",
+        "getopt.py",
+        "gettext.py",
+        "glob.py",
+        "graphlib.py",
+        "gzip.py",
+        "heapq.py",
+        "html/parser.py",
+        "json/encoder.py",
+        "mimetypes.py",
+        "plistlib.py",
+        "pprint.py",
+        "queue.py",
+        "random.py",
+        "selectors.py",
+        "shlex.py",
+        "string.py",
+        "textwrap.py",
+        "timeit.py",
+        "tomllib/_parser.py",
+        "wave.py",
+        "asyncio/locks.py",
+        "concurrent/futures/thread.py",
+        "urllib/robotparser.py",
+        "xml/dom/pulldom.py",
+    }
+)
+
+_SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"})
+# Files that are one long table, or written by a build: a model of this size would only learn them by heart.
+_SKIPPED_FILES = frozenset({"html/entities.py", "locale.py", "stringprep.py", "re/_casefix.py", "tkinter/tix.py", "this.py"})
+_SKIPPED_PREFIXES = ("_sysconfigdata", "__phello__", "config-")
+
+
+@dataclass(frozen=True)
+class Document:
+    """One source file."""
+
+    source: str  # path relative to the root it was found under, with forward slashes
+    text: str
+
+
+@dataclass(frozen=True)
+class TokenArray:
+    """Packed documents."""
+
+    token_ids: npt.NDArray[np.uint16]  # [N], every document followed by one end-of-text id
+    num_bytes: int  # UTF-8 bytes of the documents' texts, without the separators
+    num_documents: int
+
+
+def stdlib_root() -> Path:
+    """Returns the folder of the running interpreter's standard library."""
+    return Path(sysconfig.get_paths()["stdlib"])
+
+
+def collect_documents(root: Path | None = None, *, held_out: bool = False) -> list[Document]:
+    """Reads the Python files below `root`, ordered by path.
+
+    Args:
+        root: folder to read; None means the standard library.
+        held_out: False gives the files to train on, True only those of `HELD_OUT_MODULES`.
+
+    Raises:
+        OutriderError: no file was found, or one is not UTF-8.
+    """
+    folder = stdlib_root() if root is None else root
+    documents = [
+        Document(source, _read_text(folder / source))
+        for source in sorted(_python_sources(folder))
+        if (source in HELD_OUT_MODULES) == held_out
+    ]
+    documents = [document for document in documents if document.text.strip()]
+    if not documents:
+        raise OutriderError(f"{folder}: no Python source found to {'evaluate' if held_out else 'train'} on")
+    return documents
+
+
+def encode_documents(tokenizer: Tokenizer, documents: Iterable[Document]) -> TokenArray:
+    """Encodes and packs documents in the order given, an end-of-text id after each."""
+    texts = [document.text for document in documents]
+    if tokenizer.get_vocab_size() > np.iinfo(np.uint16).max + 1:
+        raise OutriderError(f"a vocabulary of {tokenizer.get_vocab_size()} entries does not fit 16 bits an id")
+    end_of_text = tokenizer.token_to_id(END_OF_TEXT)
+    if end_of_text is None:
+        raise OutriderError(f"the tokenizer has no {END_OF_TEXT} entry")
+    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+    return TokenArray(
+        token_ids=pack([encoding.ids for encoding in encodings], end_of_text),
+        num_bytes=sum(len(text.encode()) for text in texts),
+        num_documents=len(texts),
+    )
+
+
+def pack(documents: Iterable[list[int]], end_of_text: int) -> npt.NDArray[np.uint16]:
+    """Concatenates documents with one end-of-text id after each: [a, b], [c] gives [a, b, e, c, e]."""
+    parts = [np.asarray([*ids, end_of_text], dtype=np.uint16) for ids in documents]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+
+
+class WindowSampler:
+    """Windows of a token array, every position once an epoch, as a pure function of the step.
+
+    Nothing has to be saved for an exact resume but the step number. Each epoch starts its windows at another offset, so
+    that the cuts fall elsewhere, and shuffles them anew.
+    """
+
+    def __init__(self, token_ids: npt.NDArray[np.uint16], *, window_size: int, batch_size: int, seed: int) -> None:
+        """Checks that one epoch holds at least one batch.
+
+        Args:
+            token_ids: [N] uint16.
+            window_size: ids in a window, inputs and targets together.
+            batch_size: windows in a step.
+            seed: decides offsets and order.
+        """
+        # One window less than fits, so that every epoch has room for its offset.
+        self._num_windows = len(token_ids) // window_size - 1
+        if self._num_windows < batch_size:
+            raise OutriderError(
+                f"{len(token_ids)} tokens are too few for a batch of {batch_size} windows of {window_size}; "
+                f"at least {(batch_size + 1) * window_size} are needed"
+            )
+        self._token_ids = token_ids
+        self._window_size = window_size
+        self._batch_size = batch_size
+        self._seed = seed
+        self._epoch = -1
+        self._starts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    @property
+    def num_steps_per_epoch(self) -> int:
+        """Whole batches in one epoch; what is left over waits for another epoch's order."""
+        return self._num_windows // self._batch_size
+
+    def batch(self, step: int) -> torch.Tensor:
+        """Returns the windows of one step, [B, window_size] int64."""
+        epoch, index = divmod(step, self.num_steps_per_epoch)
+        if epoch != self._epoch:
+            rng = np.random.default_rng((self._seed, epoch))
+            offset = rng.integers(self._window_size)
+            self._starts = offset + self._window_size * rng.permutation(self._num_windows)
+            self._epoch = epoch
+        starts = self._starts[index * self._batch_size : (index + 1) * self._batch_size]
+        rows = self._token_ids[starts[:, None] + np.arange(self._window_size)]
+        return torch.from_numpy(rows.astype(np.int64))
+
+
+def _python_sources(folder: Path) -> Iterator[str]:
+    for path in folder.rglob("*.py"):
+        relative = path.relative_to(folder)
+        source = relative.as_posix()
+        if _SKIPPED_FOLDERS.intersection(relative.parts[:-1]) or source in _SKIPPED_FILES:
+            continue
+        if any(part.startswith(_SKIPPED_PREFIXES) for part in relative.parts):
+            continue
+        yield source
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise OutriderError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    except OSError as error:
+        raise OutriderError(f"{path}: cannot be read ({error.strerror})") from error
