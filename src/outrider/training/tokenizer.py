@@ -1,0 +1,156 @@
+"""The bundled tokenizer: byte-level BPE of 4,096 entries, trained on the same documents as the model.
+
+Runs once, before the model is trained: `python -m outrider.training.tokenizer OUTPUT_DIR`. The same documents give the same
+files, byte for byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from outrider.training.corpus import END_OF_TEXT, collect_documents
+
+VOCAB_SIZE = 4096
+# Ids 0, 1, ... in this order.
+SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
+# Marks that a reader of the output must see: they have ids of their own but survive `skip_special_tokens`.
+MARKER_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+# What BPE may not merge across. A line break takes the indentation after it; a word takes one space before it; digits stand
+# alone; a punctuation mark merges with nothing but its own repetitions, so that token borders fall on the borders of
+# Python's and JSON's grammar.
+_SPLIT_PATTERN = r"(?:\r?\n)+[ \t]*| ?\p{L}+|\d| ?(?:([^\s\p{L}\d])\1*)|[ \t]+|\s"
+
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\\n\\n' }}
+    {%- endif %}
+    {{- 'You may call these functions:\\n' }}
+    {%- for tool in tools %}
+        {{- tool | tojson }}
+        {{- '\\n' }}
+    {%- endfor %}
+    {{- 'Write a call as <tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>.<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if message.reasoning_content %}
+            {{- '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' }}
+        {%- endif %}
+        {{- message.content or '' }}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- set call = tool_call.function or tool_call %}
+            {{- '\\n<tool_call>\\n{"name": ' + call.name | tojson + ', "arguments": ' }}
+            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {{- '<|im_start|>tool\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+    {%- if enable_thinking is defined %}
+        {{- '<think>\\n' if enable_thinking else '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
+{%- endif %}
+"""
+
+
+def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
+    """Trains the byte-level BPE; its 256 byte entries make every text encodable without an unknown id."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_SPLIT_PATTERN), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[AddedToken(token, special=True) for token in (*SPECIAL_TOKENS, *MARKER_TOKENS)],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _with_plain_markers(tokenizer)
+
+
+def _with_plain_markers(tokenizer: Tokenizer) -> Tokenizer:
+    # The trainer makes every token of its list special, whatever the AddedToken says.
+    state = json.loads(tokenizer.to_str())
+    for added_token in state["added_tokens"]:
+        added_token["special"] = added_token["content"] not in MARKER_TOKENS
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
+    """Returns what `tokenizer_config.json` holds, as transformers reads it."""
+    decoder = {
+        str(tokenizer.token_to_id(token)): {
+            "content": token,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": token in SPECIAL_TOKENS,
+        }
+        for token in (*SPECIAL_TOKENS, *MARKER_TOKENS)
+    }
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "added_tokens_decoder": decoder,
+        "bos_token": None,
+        "eos_token": END_OF_TEXT,
+        "pad_token": END_OF_TEXT,
+        "unk_token": None,
+        "additional_special_tokens": list(SPECIAL_TOKENS[1:]),
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": max_length,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Returns what `generation_config.json` holds: both the end of a document and the end of a chat turn stop."""
+    end_of_text, end_of_turn = (tokenizer.token_to_id(token) for token in (END_OF_TEXT, "<|im_end|>"))
+    return {"bos_token_id": end_of_text, "eos_token_id": [end_of_text, end_of_turn], "pad_token_id": end_of_text}
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int = 4096) -> None:
+    """Writes tokenizer.json, tokenizer_config.json and generation_config.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    for name, content in (
+        ("tokenizer_config.json", tokenizer_config(tokenizer, max_length)),
+        ("generation_config.json", generation_config(tokenizer)),
+    ):
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Trains on the standard library and writes the files."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("output_dir", type=Path)
+    arguments = parser.parse_args()
+    tokenizer = train_tokenizer(document.text for document in collect_documents())
+    save_tokenizer(tokenizer, arguments.output_dir)
+
+
+if __name__ == "__main__":
+    main()
