@@ -1,0 +1,27 @@
+# Every target calls a script, so that people, pre-commit and CI run the same thing.
+.DEFAULT_GOAL := help
+.PHONY: help venv run test check verify bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+
+venv: ## make .venv with the package and the tools; instant when nothing changed
+	@scripts/setup
+
+run: ## decode three prompts with the bundled checkpoint, drafts on, and print the figures
+	@scripts/run
+
+test: ## run the tests (minutes)
+	@scripts/test
+
+check: ## formatting, lint, types, layers, sizes
+	@scripts/check
+
+verify: ## compare K > 0 with K = 0 over the full matrix (long)
+	@scripts/verify
+
+bench: ## measure K = 3 against K = 0
+	@scripts/bench
+
+clean: ## remove .venv, caches and builds
+	@scripts/clean
