@@ -1,0 +1,155 @@
+"""What one pass of a model reads: rows, positions and where each kind of state lies.
+
+The scheduler decides which rows run, the model runner writes these tensors, the layers read them.
+
+Shape legend, used by every docstring of the package:
+    B requests of a batch; T rows (tokens) of the flattened batch; K drafts; V vocabulary;
+    C hidden size; S residual streams; W = S * C; H / Hk query / key-value heads; D head dim;
+    b requests of one window; L rows of one window, padded; N positions visible in one window;
+    P pending rows a recurrent state keeps (the largest K of the engine).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+PLACEHOLDER_TOKEN_ID = -1
+"""Stands where no token is: a draft that was never drawn, an output past the end of a run."""
+
+NULL_BLOCK_ID = 0
+"""Block of every paged group that no request owns; writes that must go nowhere go there."""
+
+
+@dataclass(frozen=True)
+class IndexRebuild:
+    """Which pooled index blocks of a window must be formed again from their raw keys.
+
+    Attributes:
+        blocks: [b, R] int64, block numbers within the sequence; surplus entries repeat block 0.
+        raw_slots: [b, R, r] int64, slots of the raw keys of each block.
+        pooled_slots: [b, R] int64, where the pooled key goes (the null block for surplus entries).
+    """
+
+    blocks: Tensor
+    raw_slots: Tensor
+    pooled_slots: Tensor
+
+
+@dataclass(frozen=True)
+class PagedView:
+    """One cache group's metadata for one window: its own block table, already turned into slots.
+
+    Attributes:
+        slots: [b, N] int64, physical slot of every position 0..N-1 (null block past the end).
+        pooled_slots: [b, N // r] int64, slots of pooled index blocks, or None where not needed.
+        rebuild: pooled blocks to form before they are read, or None.
+    """
+
+    slots: Tensor
+    pooled_slots: Tensor | None = None
+    rebuild: IndexRebuild | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """Requests of a batch that are mixed over the sequence together, padded to L rows each.
+
+    A row is certain when it is known to be kept (prompt tokens, the last emitted token), and a
+    draft otherwise; drafts are the last rows of a request. The recurrent states fold, in this
+    pass, the kept rows of the last window and the certain rows of this one.
+
+    Attributes:
+        row_index: [b, L] int64, row of the flattened batch; padding repeats the last row.
+        is_row: [b, L] bool, False on padding.
+        num_certain_rows: [b] int64.
+        num_kept_rows: [b] int64, pending rows of the last window that were accepted, 0..P.
+        positions: [b, L] int64, place in the sequence; padding repeats the last row's.
+        context_ids: [b, ngram_size - 1] int64, the token ids before the first row, end-of-text
+            where there are none.
+        state_slots: group name -> [b] int64, slot of the request's recurrent state.
+        paged: group name -> PagedView.
+        max_seq_len: N, the largest number of visible positions.
+        is_contiguous: rows are 0..b*L-1 in order, so a view does what a gather would.
+        has_pending: some request may have pending rows.
+    """
+
+    row_index: Tensor
+    is_row: Tensor
+    num_certain_rows: Tensor
+    num_kept_rows: Tensor
+    positions: Tensor
+    context_ids: Tensor
+    state_slots: dict[str, Tensor]
+    paged: dict[str, PagedView]
+    max_seq_len: int
+    is_contiguous: bool
+    has_pending: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(b, L)."""
+        return self.row_index.shape[0], self.row_index.shape[1]
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """[T, ...] to [b, L, ...]; padding repeats the last row of its request."""
+        b, length = self.shape
+        if self.is_contiguous:
+            return rows.view(b, length, *rows.shape[1:])
+        return rows[self.row_index]
+
+    def scatter(self, padded: Tensor, rows: Tensor | None, num_rows: int) -> Tensor:
+        """[b, L, ...] back to [T, ...], dropping padding.
+
+        Args:
+            padded: [b, L, ...].
+            rows: [T, ...] that other windows have filled so far, or None for the first window.
+            num_rows: T.
+        """
+        if self.is_contiguous and padded.shape[0] * padded.shape[1] == num_rows:
+            return padded.reshape(num_rows, *padded.shape[2:])
+        if rows is None:
+            rows = padded.new_zeros(num_rows, *padded.shape[2:])
+        rows[self.row_index[self.is_row]] = padded[self.is_row]
+        return rows
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """The rows of one pass, flattened over requests.
+
+    Attributes:
+        token_ids: [T] int64.
+        positions: [T] int64.
+        slot_mapping: paged group name -> [T] int64, slot each row's keys are written to.
+        windows: every row belongs to exactly one.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slot_mapping: dict[str, Tensor]
+    windows: tuple[Window, ...]
+
+    @property
+    def num_rows(self) -> int:
+        """T."""
+        return int(self.token_ids.shape[0])
+
+
+@dataclass
+class MarginProbe:
+    """Collects, per row, how near a discrete choice was to falling the other way.
+
+    Passed to a model only by the self-test: a differing token counts as a near-tie when one of
+    these margins is below the tolerance of the arithmetic.
+
+    Attributes:
+        router: one [T] tensor per layer, gap between the last chosen and the first refused
+            expert's probability.
+        indexer: one [T] tensor per sparse layer, gap at the edge of the block selection
+            (infinite where everything visible is selected).
+    """
+
+    router: list[Tensor] = field(default_factory=list)
+    indexer: list[Tensor] = field(default_factory=list)

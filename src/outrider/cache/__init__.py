@@ -1,0 +1,1 @@
+"""Where requests keep their state: blocks, tables, groups."""

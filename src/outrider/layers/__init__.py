@@ -1,0 +1,1 @@
+"""Building blocks with parameters; every input comes by argument."""

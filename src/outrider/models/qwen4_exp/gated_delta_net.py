@@ -1,0 +1,171 @@
+"""Gated delta net: linear attention with a matrix-valued state."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own convention
+
+from outrider.batch import ForwardBatch, Window
+from outrider.cache.layer_states import DeltaNetState
+from outrider.layers.norm import RMSNorm, l2_normalise
+from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+from outrider.ops.causal_conv import causal_conv, roll_window
+from outrider.ops.gated_delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule
+
+
+class Conv1dWeight(nn.Module):
+    """Holds a depthwise kernel under the checkpoint's name and shape, [channels, 1, taps]."""
+
+    def __init__(self, channels: int, taps: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, taps))
+
+
+class GatedDeltaNet(nn.Module):
+    """One delta-net mixer."""
+
+    def __init__(self, config: Qwen4ExpConfig) -> None:
+        super().__init__()
+        self.num_key_heads = config.linear_num_key_heads
+        self.num_value_heads = config.linear_num_value_heads
+        self.key_head_dim = config.linear_key_head_dim
+        self.value_head_dim = config.linear_value_head_dim
+        self.key_dim = config.linear_key_dim
+        self.history = config.linear_conv_kernel_dim - 1
+        self.gate_activation = torch.sigmoid if config.output_gate == "sigmoid" else F.silu
+        hidden = config.hidden_size
+        self.in_proj_qkv = nn.Linear(hidden, config.linear_conv_dim, bias=False)
+        self.in_proj_z = nn.Linear(hidden, config.linear_value_dim, bias=False)
+        self.in_proj_b = nn.Linear(hidden, self.num_value_heads, bias=False)
+        self.in_proj_a = nn.Linear(hidden, self.num_value_heads, bias=False)
+        self.conv1d = Conv1dWeight(config.linear_conv_dim, config.linear_conv_kernel_dim)
+        self.dt_bias = nn.Parameter(torch.empty(self.num_value_heads))
+        self.A_log = nn.Parameter(torch.empty(self.num_value_heads))
+        self.norm = RMSNorm(self.value_head_dim, config.rms_norm_eps, is_plain=True)
+        self.out_proj = nn.Linear(config.linear_value_dim, hidden, bias=False)
+
+    def _decay_and_beta(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., C] to log decay and write strength, [..., h] each."""
+        decay = -self.A_log.exp() * F.softplus(self.in_proj_a(hidden) + self.dt_bias)
+        return decay, torch.sigmoid(self.in_proj_b(hidden))
+
+    def _heads(self, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Convolves [b, history + L, channels] and splits into q, k [b, L, hk, dk], v [.., h, dv]."""
+        mixed = F.silu(causal_conv(columns, self.conv1d.weight[:, 0]))
+        q, k, v = mixed.split([self.key_dim, self.key_dim, mixed.shape[-1] - 2 * self.key_dim], -1)
+        q = l2_normalise(q.unflatten(-1, (-1, self.key_head_dim))) * self.key_head_dim**-0.5
+        k = l2_normalise(k.unflatten(-1, (-1, self.key_head_dim)))
+        return q, k, v.unflatten(-1, (-1, self.value_head_dim))
+
+    def _per_value_head(self, x: Tensor) -> Tensor:
+        """[b, L, hk, dk] to [b, L, h, dk]: value head j reads key head j // (h / hk)."""
+        repeats = self.num_value_heads // self.num_key_heads
+        return x.repeat_interleave(repeats, dim=2) if repeats > 1 else x
+
+    def _output(self, mixed: Tensor, hidden: Tensor) -> Tensor:
+        """Normalises, gates and projects [..., h, dv] to [..., C]."""
+        z = self.in_proj_z(hidden).unflatten(-1, (-1, self.value_head_dim))
+        gated = self.norm(mixed) * self.gate_activation(z)
+        return self.out_proj(gated.flatten(-2))  # type: ignore[no-any-return]
+
+    def forward(self, hidden: Tensor, batch: ForwardBatch, state: DeltaNetState) -> Tensor:
+        """Runs the rows of a batch, folding into the state what is certain.
+
+        Args:
+            hidden: [T, C].
+            batch: rows and windows.
+            state: the layer's recurrent state; modified.
+
+        Returns:
+            [T, C].
+        """
+        columns = self.in_proj_qkv(hidden)
+        decay, beta = self._decay_and_beta(hidden)
+        mixed = None
+        for window in batch.windows:
+            rows = self._mix_window(
+                window, window.gather(columns), window.gather(decay), window.gather(beta), state
+            )
+            mixed = window.scatter(rows, mixed, batch.num_rows)
+        assert mixed is not None, "a batch has at least one window"
+        return self._output(mixed, hidden)
+
+    def _mix_window(
+        self, window: Window, columns: Tensor, decay: Tensor, beta: Tensor, state: DeltaNetState
+    ) -> Tensor:
+        """Folds kept and certain rows of [b, L, ...], returns what each row reads [b, L, h, dv]."""
+        slots = window.state_slots[state.group]
+        columns, stored = roll_window(
+            state.conv[slots], columns, window.num_kept_rows, window.num_certain_rows, self.history
+        )
+        state.conv[slots] = stored
+        q, k, v = self._heads(columns)
+        recurrent = state.recurrent[slots]
+        num_pending = state.keys.shape[1] if window.has_pending else 0
+        if q.shape[1] == 1 and not num_pending:
+            q, k = self._per_value_head(q), self._per_value_head(k)
+            mixed, recurrent = recurrent_gated_delta_rule(q, k, v, decay, beta, recurrent)
+            state.recurrent[slots] = recurrent
+            return mixed
+        length = q.shape[1]
+        is_certain = _prefix(window.num_certain_rows, length)
+        is_used = window.is_row
+        is_folded = is_certain
+        new = (k, v, decay, beta)
+        if num_pending:
+            is_kept = _prefix(window.num_kept_rows, num_pending)
+            is_used = torch.cat([is_kept, is_used], dim=1)
+            # Pending rows that were not kept are the identity, so they may count as folded.
+            is_folded = torch.cat([torch.ones_like(is_kept), is_certain], dim=1)
+            old = (state.keys, state.values, state.log_decay, state.beta)
+            all_rows = [torch.cat([o[slots], n], dim=1) for o, n in zip(old, new, strict=True)]
+        else:
+            all_rows = list(new)
+        all_rows = [_select(is_used, x) for x in all_rows]
+        has_drafts = state.keys.shape[1] > 0 and length <= state.keys.shape[1] + 1
+        mixed, recurrent = chunk_gated_delta_rule(
+            self._per_value_head(q),
+            self._per_value_head(all_rows[0]),
+            *all_rows[1:],
+            recurrent,
+            is_folded if has_drafts else None,
+        )
+        state.recurrent[slots] = recurrent
+        if has_drafts:
+            _store_pending(window, new, slots, state)
+        return mixed
+
+    def forward_sequence(self, hidden: Tensor) -> Tensor:
+        """Whole sequences [B, T, C] from the zero state, differentiable."""
+        columns = F.pad(self.in_proj_qkv(hidden), (0, 0, self.history, 0))
+        q, k, v = self._heads(columns)
+        decay, beta = self._decay_and_beta(hidden)
+        mixed, _ = chunk_gated_delta_rule(
+            self._per_value_head(q), self._per_value_head(k), v, decay, beta
+        )
+        return self._output(mixed, hidden)
+
+
+def _prefix(counts: Tensor, length: int) -> Tensor:
+    """[b] counts to the [b, length] mask of the first so many places."""
+    return torch.arange(length, device=counts.device) < counts[:, None]
+
+
+def _select(is_used: Tensor, x: Tensor) -> Tensor:
+    """Zero where not used: a select, since unused rows may hold NaN."""
+    return torch.where(is_used.view(*is_used.shape, *[1] * (x.dim() - 2)), x, 0.0)
+
+
+def _store_pending(
+    window: Window, rows: tuple[Tensor, ...], slots: Tensor, state: DeltaNetState
+) -> None:
+    """Keeps the draft rows, which follow the certain ones, as the pending rows of the state."""
+    pending = state.keys.shape[1]
+    length = rows[0].shape[1]
+    steps = torch.arange(pending, device=slots.device)
+    source = (window.num_certain_rows[:, None] + steps).clamp_(max=length - 1)
+    requests = torch.arange(slots.shape[0], device=slots.device)[:, None]
+    stores = (state.keys, state.values, state.log_decay, state.beta)
+    for store, row in zip(stores, rows, strict=True):
+        store[slots] = row[requests, source]

@@ -1,0 +1,60 @@
+"""Gated residual over S streams: what a block reads from them and how its output goes back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own convention
+
+from outrider.layers.norm import RMSNorm
+from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+
+
+class HyperConnection(nn.Module):
+    """Mixes S streams into a block's input and injects its output into the raw streams.
+
+        n = RMS(x) per stream;  m = silu(Wd n / S);  a = sigmoid(Wu m)
+        input = mean_s(a_s * n_s);  c = 2 sigmoid(Wi n / S);  out_s = x_s + c_s * block(input)
+
+    Args:
+        config: the model's configuration.
+        has_inject: False for the final mixer, which is only read.
+    """
+
+    def __init__(self, config: Qwen4ExpConfig, *, has_inject: bool = True) -> None:
+        super().__init__()
+        width, rank = config.stream_width, config.hc_lowrank
+        self.num_streams = config.hc_count
+        self.hc_norm = RMSNorm(width, config.rms_norm_eps, group_size=config.hidden_size)
+        self.input_mix_weight_down = nn.Linear(width, rank, bias=False)
+        self.input_mix_weight_up = nn.Linear(rank, width, bias=False)
+        if has_inject:
+            self.block_inject_weight = nn.Linear(width, config.hc_count, bias=False)
+
+    def read(self, streams: Tensor) -> tuple[Tensor, Tensor]:
+        """Mixes the streams into one input.
+
+        Args:
+            streams: [..., W], stream after stream.
+
+        Returns:
+            The input [..., C] and the normalised streams [..., W], which `inject_gate` needs.
+        """
+        normed = self.hc_norm(streams)
+        mix = F.silu(self.input_mix_weight_down(normed) / self.num_streams)
+        gate = torch.sigmoid(self.input_mix_weight_up(mix))
+        return (gate * normed).unflatten(-1, (self.num_streams, -1)).mean(-2), normed
+
+    def inject(self, streams: Tensor, normed: Tensor, output: Tensor) -> Tensor:
+        """Adds a block's output to every stream.
+
+        Args:
+            streams: [..., W], raw.
+            normed: [..., W], as `read` returned it.
+            output: [..., C].
+
+        Returns:
+            [..., W].
+        """
+        gate = 2.0 * torch.sigmoid(self.block_inject_weight(normed) / self.num_streams)
+        return streams + (gate[..., None] * output[..., None, :]).flatten(-2)

@@ -1,0 +1,342 @@
+"""Gated grouped-query attention over the blocks that an indexer selects (QSA)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - torch's own convention
+
+from outrider.batch import ForwardBatch, IndexRebuild, MarginProbe, Window
+from outrider.cache.layer_states import AttentionState
+from outrider.layers.norm import RMSNorm
+from outrider.layers.rotary import RotaryEmbedding
+from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+from outrider.ops.sparse_attention import (
+    attend,
+    attend_listed,
+    causal_mask,
+    index_scores,
+    select_blocks,
+    selected_positions,
+    selection_mask,
+)
+
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines of a row's position, [..., rotary_dim / 2] each."""
+
+
+@dataclass
+class IndexShare:
+    """One selection for all draft steps of an iteration (index_share_for_mtp_iteration).
+
+    The first draft step fills it with the positions that the last row of each request attends
+    to; the later steps attend to exactly these, so not to the rows drafted since.
+
+    Attributes:
+        positions: [b, M] int64, or None before the first step.
+        is_listed: [b, M] bool.
+    """
+
+    positions: Tensor | None = None
+    is_listed: Tensor | None = None
+
+
+class Indexer(nn.Module):
+    """Small attention whose scores choose the blocks.
+
+    Query heads and the one key head come from one projection, queries first.
+    """
+
+    def __init__(self, config: Qwen4ExpConfig, rotary: RotaryEmbedding) -> None:
+        super().__init__()
+        self.num_heads, self.head_dim = config.indexer_n_heads, config.indexer_head_dim
+        self.ratio = config.indexer_compress_ratio
+        self.num_selected = config.num_index_blocks
+        self._rotary = [rotary]  # in a list: the table belongs to the model, not to this module
+        self.index_qk_proj = nn.Linear(
+            config.hidden_size, (self.num_heads + 1) * self.head_dim, bias=False
+        )
+        self.q_layernorm = RMSNorm(self.head_dim, config.rms_norm_eps)
+        self.k_layernorm = RMSNorm(self.head_dim, config.rms_norm_eps)
+
+    @property
+    def dense_limit(self) -> int:
+        """The largest number of visible positions at which everything is selected."""
+        return (self.num_selected + 1) * self.ratio - 1
+
+    def project(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """[..., C] to unrotated queries [..., heads, dI] and the raw key [..., dI]."""
+        queries, key = self.index_qk_proj(hidden).split(
+            [self.num_heads * self.head_dim, self.head_dim], dim=-1
+        )
+        return queries.unflatten(-1, (self.num_heads, -1)), key
+
+    def queries(self, raw: Tensor, angles: Angles) -> Tensor:
+        """Normalises and rotates [..., heads, dI] to their rows' positions."""
+        cos, sin = angles
+        rotated: Tensor = self._rotary[0](
+            self.q_layernorm(raw), (cos[..., None, :], sin[..., None, :])
+        )
+        return rotated
+
+    def pool(self, raw_keys: Tensor, first_positions: Tensor) -> Tensor:
+        """Keys of whole blocks: mean of the raw keys, normalised, rotated to the first position.
+
+        Args:
+            raw_keys: [..., r, dI].
+            first_positions: [...] int64.
+
+        Returns:
+            [..., dI].
+        """
+        mean = raw_keys.mean(-2, dtype=torch.promote_types(raw_keys.dtype, torch.float32))
+        key = self.k_layernorm(mean.to(raw_keys.dtype))
+        rotated: Tensor = self._rotary[0](key, self._rotary[0].angles(first_positions))
+        return rotated
+
+    def rebuild(self, work: IndexRebuild, state: AttentionState) -> None:
+        """Forms the pooled keys that new rows have completed or changed."""
+        pooled = self.pool(state.raw_index_keys[work.raw_slots], work.blocks * self.ratio)
+        state.pooled_index_keys[work.pooled_slots] = pooled
+
+
+class SparseAttention(nn.Module):
+    """One sparse-attention mixer."""
+
+    def __init__(self, config: Qwen4ExpConfig, rotary: RotaryEmbedding) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = config.num_attention_heads, config.num_key_value_heads
+        self.head_dim = config.head_dim
+        self._rotary = [rotary]
+        hidden, eps = config.hidden_size, config.rms_norm_eps
+        self.q_proj = nn.Linear(hidden, 2 * self.num_heads * self.head_dim, bias=False)
+        self.k_proj = nn.Linear(hidden, self.num_kv_heads * self.head_dim, bias=False)
+        self.v_proj = nn.Linear(hidden, self.num_kv_heads * self.head_dim, bias=False)
+        self.o_proj = nn.Linear(self.num_heads * self.head_dim, hidden, bias=False)
+        self.q_norm = RMSNorm(self.head_dim, eps)
+        self.k_norm = RMSNorm(self.head_dim, eps)
+        self.indexer = Indexer(config, rotary)
+
+    def _project(self, hidden: Tensor, angles: Angles) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """[..., C] to query [..., H, D], gate [..., H * D], key and value [..., Hk, D]."""
+        cos, sin = angles[0][..., None, :], angles[1][..., None, :]
+        query, gate = (
+            self.q_proj(hidden).unflatten(-1, (self.num_heads, 2 * self.head_dim)).chunk(2, dim=-1)
+        )
+        key = self.k_proj(hidden).unflatten(-1, (self.num_kv_heads, -1))
+        value = self.v_proj(hidden).unflatten(-1, (self.num_kv_heads, -1))
+        query = self._rotary[0](self.q_norm(query), (cos, sin))
+        key = self._rotary[0](self.k_norm(key), (cos, sin))
+        return query, gate.flatten(-2), key, value
+
+    def _output(self, mixed: Tensor, gate: Tensor) -> Tensor:
+        return self.o_proj(mixed.flatten(-2) * torch.sigmoid(gate))  # type: ignore[no-any-return]
+
+    def forward(
+        self,
+        hidden: Tensor,
+        batch: ForwardBatch,
+        state: AttentionState,
+        angles: Angles,
+        *,
+        share: IndexShare | None = None,
+        probe: MarginProbe | None = None,
+    ) -> Tensor:
+        """Writes the rows' keys, then attends.
+
+        Args:
+            hidden: [T, C].
+            batch: rows and windows.
+            state: the layer's keys and values; modified.
+            angles: of the T rows.
+            share: the selection to fill or to follow, where draft steps share one.
+            probe: collects selection margins.
+
+        Returns:
+            [T, C].
+        """
+        query, gate, key, value = self._project(hidden, angles)
+        raw_queries, raw_key = self.indexer.project(hidden)
+        slots, index_slots = batch.slot_mapping[state.group], batch.slot_mapping[state.index_group]
+        state.keys.index_copy_(0, slots, key)
+        state.values.index_copy_(0, slots, value)
+        state.raw_index_keys.index_copy_(0, index_slots, raw_key)
+        mixed, margins = None, None
+        for window in batch.windows:
+            index_rows = (raw_queries, *angles)
+            rows, margin = self._attend_window(window, window.gather(query), index_rows, state, share)
+            mixed = window.scatter(rows, mixed, batch.num_rows)
+            if probe is not None:
+                margins = window.scatter(margin, margins, batch.num_rows)
+        if probe is not None and margins is not None:
+            probe.indexer.append(margins)
+        assert mixed is not None, "a batch has at least one window"
+        return self._output(mixed, gate)
+
+    def _attend_window(
+        self,
+        window: Window,
+        query: Tensor,
+        index_rows: tuple[Tensor, Tensor, Tensor],
+        state: AttentionState,
+        share: IndexShare | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attends from [b, L, H, D]; returns the same shape and the selection margin [b, L]."""
+        slots = window.paged[state.group].slots
+        if share is not None and share.positions is not None:
+            assert share.is_listed is not None, "a share is filled as a whole"
+            listed = slots.gather(1, share.positions)
+            mask = share.is_listed[:, None].expand(-1, query.shape[1], -1)
+            mixed = attend(query, state.keys[listed], state.values[listed], mask)
+            return mixed, query.new_full(query.shape[:2], torch.inf)
+        num_keys = window.max_seq_len
+        if num_keys <= self.indexer.dense_limit:
+            mask = causal_mask(window.positions, num_keys)
+            if share is not None:
+                share.is_listed = mask[:, -1]
+                share.positions = torch.arange(num_keys, device=mask.device).expand_as(mask[:, -1])
+            mixed = attend(query, state.keys[slots], state.values[slots], mask)
+            return mixed, query.new_full(query.shape[:2], torch.inf)
+        return self._attend_selected(window, query, index_rows, state, share)
+
+    def _attend_selected(
+        self,
+        window: Window,
+        query: Tensor,
+        index_rows: tuple[Tensor, Tensor, Tensor],
+        state: AttentionState,
+        share: IndexShare | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Attention past the budget: score, select, then the cheaper of two equal forms."""
+        indexer, positions = self.indexer, window.positions
+        ratio, num_selected = indexer.ratio, indexer.num_selected
+        slots, index_view = window.paged[state.group].slots, window.paged[state.index_group]
+        assert index_view.rebuild is not None, "past the budget the runner plans pooled blocks"
+        assert index_view.pooled_slots is not None, "past the budget the runner plans pooled blocks"
+        indexer.rebuild(index_view.rebuild, state)
+        raw_queries, cos, sin = (window.gather(rows) for rows in index_rows)
+        scores = index_scores(
+            indexer.queries(raw_queries, (cos, sin)),
+            state.pooled_index_keys[index_view.pooled_slots],
+        )
+        is_selected, margin = select_blocks(scores, positions, ratio, num_selected)
+        if share is not None:
+            last, is_listed = selected_positions(
+                is_selected[:, -1:], positions[:, -1:], ratio, num_selected
+            )
+            share.positions, share.is_listed = last[:, 0], is_listed[:, 0]
+        num_listed = (num_selected + 1) * ratio - 1
+        if query.shape[1] * num_listed <= window.max_seq_len:
+            listed, is_listed = selected_positions(is_selected, positions, ratio, num_selected)
+            chosen = slots.gather(1, listed.flatten(1)).view_as(listed)
+            mixed = attend_listed(query, state.keys[chosen], state.values[chosen], is_listed)
+        else:
+            mask = selection_mask(is_selected, positions, ratio, window.max_seq_len)
+            mixed = attend(query, state.keys[slots], state.values[slots], mask)
+        return mixed, margin
+
+    def forward_sequence(
+        self,
+        hidden: Tensor,
+        angles: Angles,
+        *,
+        past: list[tuple[Tensor, Tensor]] | None = None,
+        dense: bool = False,
+        want_index_loss: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Whole sequences from an empty cache, differentiable.
+
+        Args:
+            hidden: [B, T, C].
+            angles: of positions 0..T-1, [T, rotary_dim / 2] each.
+            past: keys and values [B, T, Hk, D] of shallower draft depths, the first depth first.
+                This call's own are appended. With j depths before this one, row p attends to
+                the first depth's rows up to p - j and then to one row of each deeper depth, as
+                a draft step does at inference.
+            dense: attend to everything visible, whatever the indexer says.
+            want_index_loss: also return the distillation loss of the indexer.
+
+        Returns:
+            [B, T, C] and the loss (scalar), or None where it was not asked for.
+        """
+        query, gate, key, value = self._project(hidden, angles)
+        past = [] if past is None else past
+        past.append((key, value))
+        batch, length = hidden.shape[:2]
+        positions = torch.arange(length, device=hidden.device).expand(batch, length)
+        needs_index = not dense and length > self.indexer.dense_limit
+        scores = None
+        if needs_index or want_index_loss:
+            scores = self._sequence_scores(hidden.detach(), angles)
+        mask = causal_mask(positions[:1], length)
+        if needs_index and scores is not None:
+            indexer = self.indexer
+            is_selected, _ = select_blocks(
+                scores.detach(), positions, indexer.ratio, indexer.num_selected
+            )
+            mask = selection_mask(is_selected, positions, indexer.ratio, length)
+        if len(past) > 1:
+            mask = _unrolled_mask(mask, len(past) - 1)
+            key, value = (torch.cat(parts, dim=1) for parts in zip(*past, strict=True))
+        mixed = attend(query, key, value, mask.expand(batch, -1, -1))
+        loss = None
+        if want_index_loss and scores is not None:
+            loss = self._index_loss(query.detach(), past[-1][0].detach(), scores)
+        return self._output(mixed, gate), loss
+
+    def _sequence_scores(self, hidden: Tensor, angles: Angles) -> Tensor:
+        """Index scores [B, T, T // r] of whole sequences [B, T, C]."""
+        indexer = self.indexer
+        raw_queries, raw_keys = indexer.project(hidden)
+        num_blocks = hidden.shape[1] // indexer.ratio
+        blocks = raw_keys[:, : num_blocks * indexer.ratio].unflatten(1, (num_blocks, indexer.ratio))
+        first = torch.arange(num_blocks, device=hidden.device) * indexer.ratio
+        return index_scores(indexer.queries(raw_queries, angles), indexer.pool(blocks, first))
+
+    def _index_loss(self, query: Tensor, key: Tensor, scores: Tensor) -> Tensor:
+        """KL from the attention mass of each complete block to the softmax of the index scores.
+
+        Dense distillation: no gradient reaches the indexer through a discrete selection, so it is
+        taught what dense attention looks at.
+
+        Args:
+            query: [B, T, H, D], detached.
+            key: [B, T, Hk, D], detached.
+            scores: [B, T, M].
+        """
+        ratio, length, num_blocks = self.indexer.ratio, query.shape[1], scores.shape[-1]
+        key = key.repeat_interleave(self.num_heads // self.num_kv_heads, dim=2)
+        logits = torch.einsum("bthd,bshd->bhts", query, key) * self.head_dim**-0.5
+        places = torch.arange(length, device=query.device)
+        logits = logits.masked_fill(places[None, :] > places[:, None], -torch.inf)
+        mass = logits.softmax(-1).mean(1)[..., : num_blocks * ratio]
+        mass = mass.unflatten(-1, (num_blocks, ratio)).sum(-1)
+        complete = (places + 1) // ratio
+        is_visible = torch.arange(num_blocks, device=query.device) < complete[:, None]
+        mass = mass.masked_fill(~is_visible, 0.0)
+        target = mass / mass.sum(-1, keepdim=True).clamp(min=1e-9)
+        has_choice = complete >= 2
+        log_probs = scores.masked_fill(~is_visible, -torch.inf)[:, has_choice].log_softmax(-1)
+        log_probs = log_probs.masked_fill(~is_visible[has_choice], 0.0)
+        target = target[:, has_choice]
+        return (target * (target.clamp(min=1e-9).log() - log_probs)).sum(-1).mean()
+
+
+def _unrolled_mask(mask: Tensor, depth: int) -> Tensor:
+    """Mask of a draft depth over the keys of all depths, laid one after the other.
+
+    Args:
+        mask: [b, T, T], what a row of the first depth attends to.
+        depth: j >= 1.
+
+    Returns:
+        [b, T, (j + 1) T]: the first depth up to p - j, then row p - j + i of depth i.
+    """
+    length = mask.shape[-1]
+    places = torch.arange(length, device=mask.device)
+    offset = places[:, None] - places[None, :]
+    parts = [mask & (offset >= depth)]
+    parts += [(offset == depth - i).expand_as(mask) for i in range(1, depth + 1)]
+    return torch.cat(parts, dim=-1)

@@ -1,0 +1,1 @@
+"""Tensor functions without parameters or state, each beside its naive reference."""

@@ -1,0 +1,15 @@
+"""Gated delta rule: the recurrence of the delta-net layers."""
+
+from outrider.ops.gated_delta_rule.chunk import (
+    CHUNK_SIZE,
+    chunk_gated_delta_rule,
+    recurrent_gated_delta_rule,
+)
+from outrider.ops.gated_delta_rule.naive import gated_delta_rule_naive
+
+__all__ = [
+    "CHUNK_SIZE",
+    "chunk_gated_delta_rule",
+    "gated_delta_rule_naive",
+    "recurrent_gated_delta_rule",
+]
