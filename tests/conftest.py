@@ -1,0 +1,18 @@
+"""What every test starts from: fixed seeds and one thread."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+# Library kernels may sum in another order when the number of threads changes.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    """Seeds the global generators, so that no test depends on those that ran before it."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
