@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from outrider.errors import CheckpointError
 from outrider.models.qwen4_exp import config_file
@@ -392,7 +392,7 @@ class Qwen4ExpConfig:
             )
 
 
-def _fail(message: str) -> None:
+def _fail(message: str) -> NoReturn:
     raise CheckpointError(message)
 
 
