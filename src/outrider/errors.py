@@ -17,3 +17,13 @@ class CheckpointError(OutriderError):
 
 class RequestError(OutriderError):
     """A request that cannot be served: its prompt or one of its sampling parameters."""
+
+
+def shown(value: object) -> str:
+    """What a user gave, as part of an error line: its repr, cut to 80 characters."""
+    try:
+        text = repr(value)
+    except ValueError:
+        # An integer of thousands of digits, which Python does not print.
+        return f"a {type(value).__name__} too long to print"
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -160,7 +160,7 @@ class _Planner:
         if self.has_head and not any(map(is_mtp_tensor, self.seen)):
             raise CheckpointError(
                 f"{self.where}: the checkpoint has no mtp.* tensors, so it cannot draft with "
-                'method "mtp"; leave out the speculative config or use num_speculative_tokens 0'
+                'method "mtp"; leave out speculative_config for plain decoding'
             )
         self._collect()
         return self.result
