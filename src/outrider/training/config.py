@@ -1,0 +1,175 @@
+"""Options of a training run, read from a TOML file; an unknown key is an error."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import tomllib
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from outrider.errors import ConfigError
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What is read, and in which portions."""
+
+    root: Path | None = None  # folder of Python sources; None means the standard library
+    sequence_length: int = 512  # rows of a window
+    batch_size: int = 4  # windows of a step
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """The terms beside the trunk's cross entropy, which has weight 1."""
+
+    # One weight a depth that the head is unrolled to; FastMTP's, arXiv:2509.18362.
+    depth_weights: tuple[float, ...] = (0.51, 0.31, 0.18)
+    # Adam's step on the head's own parameters does not depend on this weight; it decides how much
+    # the trunk and the shared embedding listen to the head.
+    mtp_weight: float = 0.3
+    # True hides the trunk from the head's gradient. False costs nothing and makes the streams
+    # easier to continue from.
+    detach_trunk: bool = False
+    router_balance_weight: float = 0.01
+    # The indexer learns from this alone (no gradient passes through a choice of blocks), and
+    # nothing else feels it.
+    index_weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW."""
+
+    learning_rate: float = 2e-3  # the peak, held between warm-up and decay
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.1  # on matrices only
+    max_grad_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """Warm-up, constant rate, decay to `final_fraction` over the last part of the budget.
+
+    The budget is tokens, minutes of wall clock, or both: the one that is nearer to its end counts.
+    With minutes alone the decay lands where the time ends, on whatever machine.
+    """
+
+    max_tokens: int | None = None
+    max_minutes: float | None = None
+    warmup_steps: int = 100
+    decay_fraction: float = 0.3
+    final_fraction: float = 0.02
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Where results go and how often."""
+
+    model_dir: Path  # config.json and the tokenizer; weights are made anew
+    output_dir: Path
+    device: str = "cpu"
+    seed: int = 1234
+    log_every_steps: int = 10
+    eval_every_steps: int = 200
+    num_eval_windows: int = 16
+    checkpoint_every_minutes: float = 5.0
+    num_kept_checkpoints: int = 2
+    # Compiles the model's passes with torch.compile: minutes at the start, less time a step.
+    compile: bool = False
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """The whole file."""
+
+    run: RunConfig
+    data: DataConfig = field(default_factory=DataConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    def __post_init__(self) -> None:
+        """Checks what no single field can."""
+        if self.schedule.max_tokens is None and self.schedule.max_minutes is None:
+            raise ConfigError("schedule: set max_tokens, max_minutes or both")
+        if (
+            not self.loss.depth_weights
+            or min(self.loss.depth_weights) < 0
+            or sum(self.loss.depth_weights) <= 0
+        ):
+            raise ConfigError("loss.depth_weights: one weight a depth, none negative, not all zero")
+        if not 0.0 <= self.schedule.decay_fraction <= 1.0:
+            raise ConfigError(
+                f"schedule.decay_fraction: {self.schedule.decay_fraction} is not between 0 and 1"
+            )
+        for name, value in (
+            ("data.batch_size", self.data.batch_size),
+            ("data.sequence_length", self.data.sequence_length),
+            ("run.log_every_steps", self.run.log_every_steps),
+            ("run.eval_every_steps", self.run.eval_every_steps),
+            ("run.num_eval_windows", self.run.num_eval_windows),
+            ("run.num_kept_checkpoints", self.run.num_kept_checkpoints),
+        ):
+            if value < 1:
+                raise ConfigError(f"{name}: {value} is not at least 1")
+
+    @classmethod
+    def from_toml(cls, path: Path) -> TrainConfig:
+        """Reads a file; paths in it are relative to the working folder."""
+        try:
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be read ({error.strerror})") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path}: not TOML ({error})") from error
+        return _build(cls, content, str(path))
+
+
+def _build(cls: type[_T], content: dict[str, Any], where: str) -> _T:
+    hints = typing.get_type_hints(cls)
+    for key in content:
+        if key not in hints:
+            nearest = difflib.get_close_matches(key, hints, n=1, cutoff=0.0)
+            raise ConfigError(f"{where}: unknown key {key!r}, did you mean {nearest[0]!r}?")
+    values = {key: _convert(hints[key], value, f"{where}: {key}") for key, value in content.items()}
+    try:
+        return cls(**values)
+    except TypeError as error:
+        missing = [
+            f.name
+            for f in dataclasses.fields(cls)  # type: ignore[arg-type] # _T is always one of the dataclasses above
+            if f.default is dataclasses.MISSING
+            and f.default_factory is dataclasses.MISSING
+            and f.name not in content
+        ]
+        raise ConfigError(f"{where}: missing {', '.join(missing)}") from error
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(hint):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{where}: a table is expected")
+        return _build(typing.cast("type[Any]", hint), value, where)
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        hint = next(choice for choice in typing.get_args(hint) if choice is not type(None))
+    if typing.get_origin(hint) is tuple:
+        choices = typing.get_args(hint)
+        if not isinstance(value, list) or (
+            choices[-1] is not Ellipsis and len(value) != len(choices)
+        ):
+            raise ConfigError(f"{where}: a list is expected, such as [0.5, 0.5]")
+        return tuple(_convert(choices[0], item, where) for item in value)
+    if hint is Path and isinstance(value, str):
+        return Path(value)
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
+        raise ConfigError(f"{where}: {value!r} is not of type {hint.__name__}")
+    return value

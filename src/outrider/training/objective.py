@@ -1,0 +1,114 @@
+"""The joint loss of trunk and head for one batch, the head unrolled on its own feedback."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.models.qwen4_exp.decoder_layer import SequenceOptions
+from outrider.training import mtp_loss
+
+if TYPE_CHECKING:
+    from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
+    from outrider.training.config import LossConfig
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Scalars of one batch, nats where they are cross entropies, still attached to the graph."""
+
+    total: Tensor
+    trunk: Tensor
+    depths: list[Tensor]  # one a depth
+    router_balance: Tensor
+    index: Tensor
+
+    def to_dict(self) -> dict[str, float | list[float]]:
+        """Returns plain numbers for the log."""
+        return {
+            "loss": self.total.item(),
+            "trunk": self.trunk.item(),
+            "depths": [loss.item() for loss in self.depths],
+            "router_balance": self.router_balance.item(),
+            "index": self.index.item(),
+        }
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Logits of one batch of windows."""
+
+    trunk: Tensor  # [B, T, V]
+    depths: list[Tensor]  # one [B, T, V] a depth, aligned as in mtp_loss
+    router_logits: tuple[Tensor, ...]  # one [B*T, E] a routed layer and, for the head, a depth
+    index_losses: tuple[Tensor, ...]
+
+
+def predict(
+    model: Qwen4ExpForCausalLM,
+    window: Tensor,
+    num_depths: int,
+    *,
+    detach_trunk: bool = False,
+    want_index_losses: bool = False,
+) -> Predictions:
+    """Runs the trunk, then the head to `num_depths`.
+
+    Args:
+        model: with an MTP head.
+        window: [B, T+2] int64.
+        num_depths: how often the head feeds itself; what is trained is what drafting does.
+        detach_trunk: keep the head's gradient from the trunk's streams and the embedding.
+        want_index_losses: compute what the indexers are trained on.
+    """
+    if model.mtp is None:
+        raise ValueError("the model has no MTP head to train")
+    options = SequenceOptions(want_index_losses=want_index_losses)
+    trunk = model.model.forward_sequence(mtp_loss.input_ids(window), options)
+    streams = trunk.streams
+    next_embeds = model.model.embed_tokens(mtp_loss.next_ids(window))
+    if detach_trunk:
+        streams, next_embeds = streams.detach(), next_embeds.detach()
+    depths = model.mtp.unroll(streams, next_embeds, num_depths, options)
+    router_logits, index_losses = tuple(trunk.router_logits), tuple(trunk.index_losses)
+    for depth in depths:
+        router_logits += tuple(depth.router_logits)
+        index_losses += tuple(depth.index_losses)
+    return Predictions(
+        trunk=model.logits(trunk.streams),
+        depths=[model.mtp_logits(depth.streams) for depth in depths],
+        router_logits=router_logits,
+        index_losses=index_losses,
+    )
+
+
+def joint_loss(
+    predictions: Predictions, window: Tensor, config: LossConfig, num_experts_per_tok: int
+) -> Losses:
+    """Combines the terms with the weights of the configuration.
+
+    Args:
+        predictions: of the same window.
+        window: [B, T+2] int64.
+        config: weights.
+        num_experts_per_tok: k of the router.
+    """
+    trunk = mtp_loss.next_token_loss(predictions.trunk, window)
+    depths = [
+        mtp_loss.draft_loss(logits, window, depth)
+        for depth, logits in enumerate(predictions.depths)
+    ]
+    balance = mtp_loss.load_balancing_loss(predictions.router_logits, num_experts_per_tok)
+    index = trunk.new_zeros(())
+    if predictions.index_losses:
+        index = torch.stack(list(predictions.index_losses)).sum()
+    total = (
+        trunk
+        + config.mtp_weight * mtp_loss.weighted_depth_loss(depths, config.depth_weights)
+        + config.router_balance_weight * balance
+        + config.index_weight * index
+    )
+    return Losses(total, trunk, depths, balance, index)

@@ -1,0 +1,208 @@
+"""The optimiser loop: windows in, a trained trunk and head out."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from outrider.training import mtp_loss
+from outrider.training.checkpoint import (
+    delete_old_checkpoints,
+    latest_checkpoint,
+    load_training_checkpoint,
+    save_training_checkpoint,
+)
+from outrider.training.corpus import TokenArray, WindowSampler
+from outrider.training.evaluation import Evaluation, evaluate, evaluation_windows
+from outrider.training.objective import Losses, joint_loss, predict
+from outrider.training.schedule import Progress, learning_rate_factor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
+    from outrider.training.config import OptimizerConfig, TrainConfig
+
+logger = logging.getLogger(__name__)
+
+# Tables of which a step touches few rows: decay would wear away what rare tokens learned.
+_UNDECAYED_SUFFIXES = ("embed_tokens.weight", "ngram_embedding.weight", "conv1d.weight")
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Makes AdamW with decay on matrices only: not on vectors, convolutions and embeddings."""
+    decayed: list[nn.Parameter] = []
+    undecayed: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        is_decayed = parameter.ndim >= 2 and not name.endswith(_UNDECAYED_SUFFIXES)
+        (decayed if is_decayed else undecayed).append(parameter)
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": undecayed, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
+
+
+class Trainer:
+    """Trains trunk and head together until the budget of the schedule is used up.
+
+    A step is a function of the weights, the optimiser's state and the step number, so that a run
+    resumed from a checkpoint continues as if it had not stopped (to the bit, with a token budget).
+    """
+
+    def __init__(
+        self,
+        model: Qwen4ExpForCausalLM,
+        config: TrainConfig,
+        *,
+        train_tokens: TokenArray,
+        held_out_tokens: TokenArray,
+    ) -> None:
+        """Makes the optimiser and takes up the newest checkpoint of the output folder, if any.
+
+        Args:
+            model: with an MTP head, initialised, on the device to train on.
+            config: of the run.
+            train_tokens: packed documents.
+            held_out_tokens: packed documents that are only measured.
+        """
+        self.model = model
+        self.progress = Progress()
+        self._config = config
+        self._device = model.lm_head.weight.device
+        self._optimizer = make_optimizer(model, config.optimizer)
+        self._sampler = WindowSampler(
+            train_tokens.token_ids,
+            window_size=config.data.sequence_length + mtp_loss.NUM_LOOKAHEAD_IDS,
+            batch_size=config.data.batch_size,
+            seed=config.run.seed,
+        )
+        self._eval_windows = evaluation_windows(
+            held_out_tokens, config.data.sequence_length, config.run.num_eval_windows
+        )
+        self._bytes_per_token = held_out_tokens.num_bytes / len(held_out_tokens.token_ids)
+        self._predict = torch.compile(predict) if config.run.compile else predict
+        self._checkpoints = config.run.output_dir / "checkpoints"
+        self._log_path = config.run.output_dir / "log.jsonl"
+        config.run.output_dir.mkdir(parents=True, exist_ok=True)
+        newest = latest_checkpoint(self._checkpoints)
+        if newest is not None:
+            self.progress = load_training_checkpoint(newest, model, self._optimizer)
+            logger.info("resumed from %s", newest)
+
+    def train(self) -> Evaluation:
+        """Runs to the end of the budget, writes a last checkpoint and evaluates there."""
+        config = self._config
+        last_checkpoint_s = self.progress.elapsed_s
+        for losses, grad_norm, num_tokens_per_s in self._steps():
+            step = self.progress.step
+            if step % config.run.log_every_steps == 0:
+                self._log(
+                    "train", grad_norm=grad_norm, tokens_per_s=num_tokens_per_s, **losses.to_dict()
+                )
+            if step % config.run.eval_every_steps == 0:
+                self.evaluate()
+            if (
+                self.progress.elapsed_s - last_checkpoint_s
+                >= 60 * config.run.checkpoint_every_minutes
+            ):
+                self.save()
+                last_checkpoint_s = self.progress.elapsed_s
+        self.save()
+        logger.info("budget used up at step %d", self.progress.step)
+        return self.evaluate()
+
+    def step(self) -> tuple[Losses, float]:
+        """Trains on one batch; returns its losses and the gradient's norm before clipping.
+
+        A batch whose gradient is not finite changes no weight and counts as a step.
+        """
+        config = self._config
+        factor = learning_rate_factor(self.progress, config.schedule)
+        for group in self._optimizer.param_groups:
+            group["lr"] = factor * config.optimizer.learning_rate
+        window = self._sampler.batch(self.progress.step).to(self._device)
+        losses = self._losses(window)
+        self._optimizer.zero_grad(set_to_none=True)
+        losses.total.backward()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.max_grad_norm)
+        grad_norm = float(norm)
+        if torch.isfinite(norm):
+            self._optimizer.step()
+        else:
+            logger.warning("step %d: gradient is not finite, batch skipped", self.progress.step)
+        self.progress.step += 1
+        self.progress.num_tokens += mtp_loss.input_ids(window).numel()
+        return losses, grad_norm
+
+    def evaluate(self) -> Evaluation:
+        """Measures on the held-out windows and logs the result."""
+        evaluation = evaluate(
+            self.model,
+            self._eval_windows,
+            num_depths=len(self._config.loss.depth_weights),
+            bytes_per_token=self._bytes_per_token,
+            batch_size=self._config.data.batch_size,
+        )
+        self._log("eval", **evaluation.to_dict())
+        return evaluation
+
+    def save(self) -> None:
+        """Writes a checkpoint and deletes those that are too many."""
+        save_training_checkpoint(self._checkpoints, self.model, self._optimizer, self.progress)
+        delete_old_checkpoints(self._checkpoints, self._config.run.num_kept_checkpoints)
+
+    def _steps(self) -> Iterator[tuple[Losses, float, float]]:
+        before_s = self.progress.elapsed_s
+        start = mark = time.monotonic()
+        tokens_at_mark = self.progress.num_tokens
+        while self.progress.fraction(self._config.schedule) < 1.0:
+            losses, grad_norm = self.step()
+            end = time.monotonic()
+            self.progress.elapsed_s = before_s + end - start
+            yield losses, grad_norm, (self.progress.num_tokens - tokens_at_mark) / (end - mark)
+            # Evaluation and checkpoints use up the budget but are no part of the speed.
+            mark, tokens_at_mark = time.monotonic(), self.progress.num_tokens
+
+    def _losses(self, window: Tensor) -> Losses:
+        loss = self._config.loss
+        predictions = self._predict(
+            self.model,
+            window,
+            len(loss.depth_weights),
+            detach_trunk=loss.detach_trunk,
+            want_index_losses=loss.index_weight > 0,
+        )
+        return joint_loss(predictions, window, loss, self.model.config.num_experts_per_tok)
+
+    def _log(self, kind: str, **values: Any) -> None:
+        record = {
+            "kind": kind,
+            "step": self.progress.step,
+            "num_tokens": self.progress.num_tokens,
+            "elapsed_s": round(self.progress.elapsed_s, 1),
+            "learning_rate": self._optimizer.param_groups[0]["lr"],
+            **{name: _rounded(value) for name, value in values.items()},
+        }
+        line = json.dumps(record)
+        logger.info("%s", line)
+        with self._log_path.open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def load_tokenizer(model_dir: Path) -> Tokenizer:
+    """Reads the tokenizer that the corpus is encoded with."""
+    return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value
