@@ -1,29 +1,36 @@
-"""Text for training: the standard library's Python sources, split by file, packed with an end-of-text id between documents.
+"""Text for training: the standard library's Python sources, packed into one array of token ids.
 
-Runs before the first step: documents become one array of token ids, and the trainer reads fixed windows of it.
+Runs before the first step: documents become one array of token ids, and the trainer reads fixed
+windows of it.
 
-Documents simply follow each other. The n-gram context of the model resets at the end-of-text id by the architecture; the
-delta-rule state, the convolutions and attention do not, and no boundary is passed down: the model learns that what stands
-before an end-of-text id says nothing about what follows.
+Documents simply follow each other. The n-gram context of the model resets at the end-of-text id by
+the architecture; the delta-rule state, the convolutions and attention do not, and no boundary is
+passed down: the model learns that what stands before an end-of-text id says nothing about what
+follows.
 """
 
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from tokenizers import Tokenizer
 
 from outrider.errors import OutriderError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from tokenizers import Tokenizer
+
 END_OF_TEXT = "<|endoftext|>"
 
-# Evaluation text and prompts come from these files; neither the tokenizer nor the model sees them in training.
+# Evaluation text and prompts come from these files; neither the tokenizer nor the model sees them
+# in training.
 HELD_OUT_MODULES = frozenset(
     {
         "bisect.py",
@@ -61,9 +68,21 @@ HELD_OUT_MODULES = frozenset(
     }
 )
 
-_SKIPPED_FOLDERS = frozenset({"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"})
-# Files that are one long table, or written by a build: a model of this size would only learn them by heart.
-_SKIPPED_FILES = frozenset({"html/entities.py", "locale.py", "stringprep.py", "re/_casefix.py", "tkinter/tix.py", "this.py"})
+_SKIPPED_FOLDERS = frozenset(
+    {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
+)
+# Files that are one long table, or written by a build: a model of this size would only learn them
+# by heart.
+_SKIPPED_FILES = frozenset(
+    {
+        "html/entities.py",
+        "locale.py",
+        "stringprep.py",
+        "re/_casefix.py",
+        "tkinter/tix.py",
+        "this.py",
+    }
+)
 _SKIPPED_PREFIXES = ("_sysconfigdata", "__phello__", "config-")
 
 
@@ -107,7 +126,9 @@ def collect_documents(root: Path | None = None, *, held_out: bool = False) -> li
     ]
     documents = [document for document in documents if document.text.strip()]
     if not documents:
-        raise OutriderError(f"{folder}: no Python source found to {'evaluate' if held_out else 'train'} on")
+        raise OutriderError(
+            f"{folder}: no Python source found to {'evaluate' if held_out else 'train'} on"
+        )
     return documents
 
 
@@ -115,7 +136,9 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[Document]) -> Tok
     """Encodes and packs documents in the order given, an end-of-text id after each."""
     texts = [document.text for document in documents]
     if tokenizer.get_vocab_size() > np.iinfo(np.uint16).max + 1:
-        raise OutriderError(f"a vocabulary of {tokenizer.get_vocab_size()} entries does not fit 16 bits an id")
+        raise OutriderError(
+            f"a vocabulary of {tokenizer.get_vocab_size()} entries does not fit 16 bits an id"
+        )
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     if end_of_text is None:
         raise OutriderError(f"the tokenizer has no {END_OF_TEXT} entry")
@@ -128,7 +151,7 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[Document]) -> Tok
 
 
 def pack(documents: Iterable[list[int]], end_of_text: int) -> npt.NDArray[np.uint16]:
-    """Concatenates documents with one end-of-text id after each: [a, b], [c] gives [a, b, e, c, e]."""
+    """Concatenates documents, an end-of-text id after each: [a, b], [c] gives [a, b, e, c, e]."""
     parts = [np.asarray([*ids, end_of_text], dtype=np.uint16) for ids in documents]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
 
@@ -136,11 +159,13 @@ def pack(documents: Iterable[list[int]], end_of_text: int) -> npt.NDArray[np.uin
 class WindowSampler:
     """Windows of a token array, every position once an epoch, as a pure function of the step.
 
-    Nothing has to be saved for an exact resume but the step number. Each epoch starts its windows at another offset, so
-    that the cuts fall elsewhere, and shuffles them anew.
+    Nothing has to be saved for an exact resume but the step number. Each epoch starts its windows
+    at another offset, so that the cuts fall elsewhere, and shuffles them anew.
     """
 
-    def __init__(self, token_ids: npt.NDArray[np.uint16], *, window_size: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, token_ids: npt.NDArray[np.uint16], *, window_size: int, batch_size: int, seed: int
+    ) -> None:
         """Checks that one epoch holds at least one batch.
 
         Args:
@@ -153,7 +178,7 @@ class WindowSampler:
         self._num_windows = len(token_ids) // window_size - 1
         if self._num_windows < batch_size:
             raise OutriderError(
-                f"{len(token_ids)} tokens are too few for a batch of {batch_size} windows of {window_size}; "
+                f"{len(token_ids)} tokens are too few for {batch_size} windows of {window_size}; "
                 f"at least {(batch_size + 1) * window_size} are needed"
             )
         self._token_ids = token_ids

@@ -1,30 +1,33 @@
-"""The bundled tokenizer: byte-level BPE of 4,096 entries, trained on the same documents as the model.
+"""The bundled tokenizer: byte-level BPE of 4,096 entries, trained on the model's own corpus.
 
-Runs once, before the model is trained: `python -m outrider.training.tokenizer OUTPUT_DIR`. The same documents give the same
-files, byte for byte.
+Runs once, before the model is trained: `python -m outrider.training.tokenizer OUTPUT_DIR`. The same
+documents give the same files, byte for byte.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from outrider.training.corpus import END_OF_TEXT, collect_documents
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 VOCAB_SIZE = 4096
 # Ids 0, 1, ... in this order.
 SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
-# Marks that a reader of the output must see: they have ids of their own but survive `skip_special_tokens`.
+# Marks that a reader of the output must see: they have ids of their own but survive
+# `skip_special_tokens`.
 MARKER_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
-# What BPE may not merge across. A line break takes the indentation after it; a word takes one space before it; digits stand
-# alone; a punctuation mark merges with nothing but its own repetitions, so that token borders fall on the borders of
-# Python's and JSON's grammar.
+# What BPE may not merge across. A line break takes the indentation after it; a word takes one space
+# before it; digits stand alone; a punctuation mark merges with nothing but its own repetitions, so
+# that token borders fall on the borders of Python's and JSON's grammar.
 _SPLIT_PATTERN = r"(?:\r?\n)+[ \t]*| ?\p{L}+|\d| ?(?:([^\s\p{L}\d])\1*)|[ \t]+|\s"
 
 CHAT_TEMPLATE = """\
@@ -38,7 +41,8 @@ CHAT_TEMPLATE = """\
         {{- tool | tojson }}
         {{- '\\n' }}
     {%- endfor %}
-    {{- 'Write a call as <tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>.<|im_end|>\\n' }}
+    {{- 'Write a call as <tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>.' }}
+    {{- '<|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
@@ -72,7 +76,7 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Tokenizer:
-    """Trains the byte-level BPE; its 256 byte entries make every text encodable without an unknown id."""
+    """Trains the byte-level BPE; its 256 byte entries leave no text that it cannot encode."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -83,7 +87,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = VOCAB_SIZE) -> Token
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[AddedToken(token, special=True) for token in (*SPECIAL_TOKENS, *MARKER_TOKENS)],
+        special_tokens=[
+            AddedToken(token, special=True) for token in (*SPECIAL_TOKENS, *MARKER_TOKENS)
+        ],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -127,9 +133,15 @@ def tokenizer_config(tokenizer: Tokenizer, max_length: int) -> dict[str, Any]:
 
 
 def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Returns what `generation_config.json` holds: both the end of a document and the end of a chat turn stop."""
-    end_of_text, end_of_turn = (tokenizer.token_to_id(token) for token in (END_OF_TEXT, "<|im_end|>"))
-    return {"bos_token_id": end_of_text, "eos_token_id": [end_of_text, end_of_turn], "pad_token_id": end_of_text}
+    """Returns what `generation_config.json` holds: end of document and end of turn both stop."""
+    end_of_text, end_of_turn = (
+        tokenizer.token_to_id(token) for token in (END_OF_TEXT, "<|im_end|>")
+    )
+    return {
+        "bos_token_id": end_of_text,
+        "eos_token_id": [end_of_text, end_of_turn],
+        "pad_token_id": end_of_text,
+    }
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int = 4096) -> None:
