@@ -57,7 +57,9 @@ CHAT_TEMPLATE = """\
         {{- message.content or '' }}
         {%- for tool_call in message.tool_calls or [] %}
             {%- set call = tool_call.function or tool_call %}
-            {{- '\\n<tool_call>\\n{"name": ' + call.name | tojson + ', "arguments": ' }}
+            {{- '\\n<tool_call>\\n{"name": ' }}
+            {{- call.name | tojson }}
+            {{- ', "arguments": ' }}
             {{- call.arguments if call.arguments is string else call.arguments | tojson }}
             {{- '}\\n</tool_call>' }}
         {%- endfor %}
