@@ -75,5 +75,7 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
 
 
 def test_too_short_a_corpus_is_an_error() -> None:
-    with pytest.raises(OutriderError, match="30 tokens are too few for 3 windows of 10; at least 40"):
+    with pytest.raises(
+        OutriderError, match="30 tokens are too few for 3 windows of 10; at least 40"
+    ):
         WindowSampler(np.zeros(30, dtype=np.uint16), window_size=10, batch_size=3, seed=0)

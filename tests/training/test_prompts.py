@@ -6,7 +6,13 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from outrider.training.corpus import HELD_OUT_MODULES, collect_documents
-from outrider.training.prompts import MAX_TOKENS, MIN_TOKENS, PROMPTS_FILE, load_prompts, make_prompts
+from outrider.training.prompts import (
+    MAX_TOKENS,
+    MIN_TOKENS,
+    PROMPTS_FILE,
+    load_prompts,
+    make_prompts,
+)
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
 

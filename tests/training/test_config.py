@@ -1,0 +1,82 @@
+"""The TOML file of a run, and the schedule it describes."""
+
+from pathlib import Path
+
+import pytest
+
+from outrider.errors import ConfigError
+from outrider.training.config import ScheduleConfig, TrainConfig
+from outrider.training.schedule import Progress, learning_rate_factor
+
+BUNDLED_TOML = Path(__file__).parents[2] / "configs" / "bundled.toml"
+RUN = '[run]\nmodel_dir = "m"\noutput_dir = "o"\n'
+BUDGET = "[schedule]\nmax_tokens = 100\n"
+
+
+def read(tmp_path: Path, text: str) -> TrainConfig:
+    path = tmp_path / "run.toml"
+    path.write_text(text, encoding="utf-8")
+    return TrainConfig.from_toml(path)
+
+
+def test_the_bundled_file_is_read() -> None:
+    config = TrainConfig.from_toml(BUNDLED_TOML)
+    assert config.run.model_dir == Path("src/outrider/bundled")
+    assert config.schedule.max_minutes == 60.0
+    assert config.loss.depth_weights == (0.51, 0.31, 0.18)
+
+
+def test_types_follow_the_fields(tmp_path: Path) -> None:
+    text = RUN + BUDGET + "[loss]\ndepth_weights = [1, 0.5]\nmtp_weight = 1\ndetach_trunk = true\n"
+    config = read(tmp_path, text)
+    assert config.loss.depth_weights == (1.0, 0.5)
+    assert config.loss.mtp_weight == 1.0
+    assert config.loss.detach_trunk is True
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (RUN + BUDGET + "warmup = 5\n", "unknown key 'warmup', did you mean 'warmup_steps'"),
+        (RUN + BUDGET + "[optimiser]\n", "unknown key 'optimiser', did you mean 'optimizer'"),
+        (RUN, "set max_tokens, max_minutes or both"),
+        ('[run]\nmodel_dir = "m"\n' + BUDGET, "missing output_dir"),
+        (RUN + BUDGET + "[loss]\nmtp_weight = true\n", "mtp_weight: True is not of type float"),
+        (RUN + BUDGET + "[loss]\ndepth_weights = 0.5\n", "depth_weights: a list is expected"),
+        (RUN + BUDGET + "[loss]\ndepth_weights = []\n", "one weight a depth"),
+        (RUN + BUDGET + "[optimizer]\nbetas = [0.9]\n", "betas: a list is expected"),
+        (RUN + BUDGET + "[data]\nbatch_size = 0\n", "data.batch_size: 0 is not at least 1"),
+        (RUN + BUDGET + "[data]\nbatch_size = 1.5\n", "batch_size: 1.5 is not of type int"),
+        (RUN + "[schedule\n", "not TOML"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+        read(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"absent\.toml: cannot be read"):
+        TrainConfig.from_toml(tmp_path / "absent.toml")
+
+
+def test_rate_warms_up_holds_and_decays() -> None:
+    config = ScheduleConfig(
+        max_tokens=1000, warmup_steps=10, decay_fraction=0.2, final_fraction=0.1
+    )
+
+    def factor(step: int, num_tokens: int) -> float:
+        return learning_rate_factor(Progress(step=step, num_tokens=num_tokens), config)
+
+    assert factor(0, 0) == pytest.approx(0.1)
+    assert factor(4, 40) == pytest.approx(0.5)
+    assert factor(9, 90) == factor(50, 500) == factor(79, 790) == 1.0
+    assert factor(90, 900) == pytest.approx(0.55)
+    assert factor(100, 1000) == pytest.approx(0.1)
+
+
+def test_the_budget_that_is_nearer_to_its_end_counts() -> None:
+    config = ScheduleConfig(max_tokens=1000, max_minutes=1.0)
+    assert Progress(num_tokens=500, elapsed_s=15.0).fraction(config) == pytest.approx(0.5)
+    assert Progress(num_tokens=500, elapsed_s=45.0).fraction(config) == pytest.approx(0.75)
+    assert Progress(elapsed_s=90.0).fraction(config) > 1.0

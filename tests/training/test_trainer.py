@@ -1,0 +1,246 @@
+"""The optimiser loop on a tiny model: it learns, stops at its budget, and resumes to the bit."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from outrider.errors import OutriderError
+from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
+from outrider.models.qwen4_exp.weights import load_model
+from outrider.training import checkpoint as checkpoint_module
+from outrider.training.config import DataConfig, LossConfig, RunConfig, ScheduleConfig, TrainConfig
+from outrider.training.corpus import TokenArray
+from outrider.training.export import export_checkpoint
+from outrider.training.objective import joint_loss, predict
+from outrider.training.trainer import Trainer, make_optimizer
+
+BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
+VOCAB_SIZE = 64
+NUM_STEPS = 6
+
+
+def tiny_config() -> Qwen4ExpConfig:
+    """The bundled shape with every size cut down; three layers, the last one sparse."""
+    return dataclasses.replace(
+        Qwen4ExpConfig.from_pretrained(BUNDLED),
+        vocab_size=VOCAB_SIZE,
+        hidden_size=16,
+        num_hidden_layers=3,
+        layer_types=("linear_attention", "linear_attention", "full_attention"),
+        hc_lowrank=4,
+        num_experts=4,
+        moe_intermediate_size=8,
+        shared_expert_intermediate_size=8,
+        head_dim=8,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+        ple_embed_dim=16,
+        ngram_vocab_size_base=32,
+        indexer_head_dim=8,
+        indexer_budget=8,
+        max_position_embeddings=64,
+    )
+
+
+def tiny_model(seed: int = 0) -> Qwen4ExpForCausalLM:
+    model = Qwen4ExpForCausalLM(tiny_config(), num_mtp_layers=1)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    return model
+
+
+def tiny_run(output_dir: Path, **changes: object) -> TrainConfig:
+    config = TrainConfig(
+        run=RunConfig(
+            model_dir=BUNDLED,
+            output_dir=output_dir,
+            log_every_steps=1,
+            eval_every_steps=100,
+            num_eval_windows=2,
+        ),
+        data=DataConfig(sequence_length=24, batch_size=2),
+        schedule=ScheduleConfig(max_tokens=NUM_STEPS * 48, warmup_steps=2),
+    )
+    return dataclasses.replace(config, **changes)  # type: ignore[arg-type]
+
+
+def tiny_tokens(seed: int) -> TokenArray:
+    """Text that is easy to learn: a cycle of ids with a few slips."""
+    rng = np.random.default_rng(seed)
+    ids = np.arange(600) % 7 + 1
+    slips = rng.random(600) < 0.05
+    ids[slips] = rng.integers(1, VOCAB_SIZE, slips.sum())
+    return TokenArray(ids.astype(np.uint16), num_bytes=1200, num_documents=1)
+
+
+def tiny_trainer(config: TrainConfig, seed: int = 0) -> Trainer:
+    return Trainer(
+        tiny_model(seed), config, train_tokens=tiny_tokens(1), held_out_tokens=tiny_tokens(2)
+    )
+
+
+def test_the_loss_falls_and_the_log_tells(tmp_path: Path) -> None:
+    config = tiny_run(tmp_path, schedule=ScheduleConfig(max_tokens=60 * 48, warmup_steps=5))
+    evaluation = tiny_trainer(config).train()
+    records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    train = [record for record in records if record["kind"] == "train"]
+    assert [record["step"] for record in train] == list(range(1, 61))
+    assert train[0]["trunk"] == pytest.approx(np.log(VOCAB_SIZE), abs=0.1)
+    assert train[-1]["trunk"] < 3.2
+    assert len(train[-1]["depths"]) == 3
+    assert all(loss < 3.6 for loss in train[-1]["depths"])
+    assert records[-1]["kind"] == "eval"
+    assert records[-1]["bits_per_byte"] == pytest.approx(evaluation.bits_per_byte, rel=1e-3)
+    # Two bytes a token: half the nats a token, in bits.
+    assert evaluation.bits_per_byte == pytest.approx(evaluation.trunk_loss / np.log(2) / 2)
+    assert 1.0 <= evaluation.chained_acceptance_length <= 4.0
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = tiny_trainer(tiny_run(tmp_path / "whole"))
+    whole.train()
+    first = tiny_trainer(tiny_run(tmp_path / "parts"))
+    for _ in range(NUM_STEPS // 2):
+        first.step()
+    first.save()
+    # Other initial weights: everything that matters comes from the checkpoint.
+    second = tiny_trainer(tiny_run(tmp_path / "parts"), seed=9)
+    assert second.progress.step == NUM_STEPS // 2
+    second.train()
+    assert second.progress.step == whole.progress.step == NUM_STEPS
+    for name, tensor in whole.model.state_dict().items():
+        assert torch.equal(second.model.state_dict()[name], tensor), name
+
+
+def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        f"""
+        import importlib.util, sys
+        from pathlib import Path
+        spec = importlib.util.spec_from_file_location("test_trainer", {str(__file__)!r})
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["test_trainer"] = module
+        spec.loader.exec_module(module)
+        trainer = module.tiny_trainer(module.tiny_run(Path({str(tmp_path)!r})))
+        while True:
+            trainer.step()
+            trainer.save()
+        """
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ})
+    checkpoints = tmp_path / "checkpoints"
+    try:
+        deadline = time.monotonic() + 120
+        while not (checkpoints / "step-00000003").exists():
+            assert process.poll() is None, "the run ended by itself"
+            assert time.monotonic() < deadline, "no third checkpoint in two minutes"
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    num_steps = tiny_trainer(tiny_run(tmp_path)).progress.step
+    assert num_steps >= 3
+    uninterrupted = tiny_trainer(tiny_run(tmp_path / "other"))
+    for _ in range(num_steps):
+        uninterrupted.step()
+    saved = load_file(checkpoints / f"step-{num_steps:08d}" / "model.safetensors")
+    for name, tensor in uninterrupted.model.state_dict().items():
+        assert torch.equal(saved[name], tensor), name
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = tiny_trainer(tiny_run(tmp_path))
+    trainer.step()
+    trainer.save()
+    trainer.step()
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint_module, "_optimizer_tensors", no_space)
+    with pytest.raises(OutriderError, match="No space left on device"):
+        trainer.save()
+    checkpoints = tmp_path / "checkpoints"
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000001"]
+    assert tiny_trainer(tiny_run(tmp_path)).progress.step == 1
+
+
+def test_the_trunk_can_be_kept_from_the_heads_gradient() -> None:
+    window = torch.randint(1, VOCAB_SIZE, (1, 18))
+    gradients = {}
+    for mtp_weight, detach in ((0.0, False), (1.0, True), (1.0, False)):
+        model = tiny_model()
+        loss = LossConfig(
+            mtp_weight=mtp_weight, detach_trunk=detach, router_balance_weight=0.0, index_weight=0.0
+        )
+        predictions = predict(model, window, 3, detach_trunk=detach)
+        joint_loss(predictions, window, loss, model.config.num_experts_per_tok).total.backward()
+        grad = model.model.layers[0].mlp.gate.weight.grad  # type: ignore[union-attr]
+        assert grad is not None
+        gradients[mtp_weight, detach] = grad
+    torch.testing.assert_close(gradients[1.0, True], gradients[0.0, False])
+    assert not torch.allclose(gradients[1.0, False], gradients[0.0, False])
+
+
+def test_only_the_index_loss_trains_the_indexer() -> None:
+    window = torch.randint(1, VOCAB_SIZE, (1, 34))
+    model = tiny_model()
+    for weight in (0.0, 1.0):
+        model.zero_grad()
+        loss = LossConfig(index_weight=weight)
+        predictions = predict(model, window, 3, want_index_losses=weight > 0)
+        joint_loss(predictions, window, loss, model.config.num_experts_per_tok).total.backward()
+        grads = [p.grad for n, p in model.named_parameters() if "index_qk_proj" in n]
+        assert len(grads) == 2  # one sparse layer in the trunk, one in the head
+        moved = [grad is not None and bool(grad.abs().max() > 0) for grad in grads]
+        assert moved == [weight > 0] * 2
+
+
+def test_decay_spares_vectors_convolutions_and_embeddings() -> None:
+    model = tiny_model()
+    decayed, undecayed = make_optimizer(model, tiny_run(Path()).optimizer).param_groups
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert decayed["weight_decay"] == 0.1
+    assert undecayed["weight_decay"] == 0.0
+    kept = {names[id(parameter)] for parameter in undecayed["params"]}
+    assert "model.embed_tokens.weight" in kept
+    assert "model.layers.1.ple.ple_embedding.ngram_embedding.weight" in kept
+    assert "model.layers.0.linear_attn.conv1d.weight" in kept
+    assert "model.layers.0.linear_attn.A_log" in kept
+    assert "model.layers.0.mlp.experts.down_proj" not in kept
+    assert "lm_head.weight" not in kept
+    assert len(decayed["params"]) + len(kept) == len(names)
+
+
+def test_an_export_loads_back(tmp_path: Path) -> None:
+    model = tiny_model()
+    export_checkpoint(model, BUNDLED, tmp_path / "export")
+    names = {path.name for path in (tmp_path / "export").iterdir()}
+    assert names == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    }
+    stored = load_file(tmp_path / "export" / "model.safetensors")
+    assert all(t.dtype in (torch.bfloat16, torch.int64) for t in stored.values())
+    loaded = load_model(tmp_path / "export")
+    for name, parameter in model.named_parameters():
+        rounded = parameter.bfloat16().float()
+        assert torch.equal(loaded.get_parameter(name), rounded), name
