@@ -70,7 +70,7 @@ class LoadPlan:
     Attributes:
         pieces: cover every parameter exactly once.
         copies: tensors that repeat a parameter (a tied or shared lm_head) and must equal it.
-        hash_buffers: stored integers of the n-gram hash, by the name of the buffer.
+        hash_buffers: the stored integers of each buffer of the n-gram hash, by its name.
         num_vision_tensors: tensors of the vision tower, which is not built.
         num_mtp_tensors_skipped: tensors of the MTP head, where it is not wanted.
     """
@@ -227,6 +227,7 @@ class _Planner:
                 )
             else:
                 self.result.pieces.append(Piece(whole, target))
+        missing += [name for name in self.buffers if name not in self.result.hash_buffers]
         if missing:
             rest = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise CheckpointError(

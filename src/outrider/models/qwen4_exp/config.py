@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from outrider.errors import CheckpointError
+from outrider.errors import CheckpointError, shown
 from outrider.models.qwen4_exp import config_file
 from outrider.ops.ngram_hash import setup as ngram_hash_setup
 
@@ -284,7 +284,8 @@ class Qwen4ExpConfig:
         )
         unknown = sorted(set(names) - set(_LAYER_TYPE_NAMES))
         if unknown:
-            _fail(f"layer_types: unknown {unknown[0]!r}; known are {', '.join(_LAYER_TYPE_NAMES)}")
+            known = ", ".join(_LAYER_TYPE_NAMES)
+            _fail(f"layer_types: unknown {shown(unknown[0])}; known are {known}")
         if len(names) != self.num_hidden_layers:
             _fail(
                 f"layer_types has {len(names)} entries for num_hidden_layers "
@@ -316,11 +317,11 @@ class Qwen4ExpConfig:
         if self.rope_theta <= 0:
             _fail(f"rope_theta must be greater than 0, got {self.rope_theta}")
         if self.hidden_act != "silu":
-            _fail(f'hidden_act must be "silu", got {self.hidden_act!r}')
+            _fail(f'hidden_act must be "silu", got {shown(self.hidden_act)}')
         if self.output_gate not in _OUTPUT_GATES:
             _fail(
                 f"output_gate_type must be {' or '.join(_OUTPUT_GATES)}, "
-                f"got {self.output_gate_type!r}"
+                f"got {shown(self.output_gate_type)}"
             )
 
     def _check_moe_and_streams(self) -> None:
@@ -412,4 +413,4 @@ def _check_type(name: str, annotation: str, value: object) -> None:
     }[annotation]
     if not is_right:
         shape = annotation.replace("tuple[", "list of ").replace(", ...]", "")
-        _fail(f"{name} must be {shape}, got {value!r}")
+        _fail(f"{name} must be {shape}, got {shown(value)}")

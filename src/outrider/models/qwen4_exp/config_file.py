@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import CheckpointError
+from outrider.errors import CheckpointError, shown
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,6 +59,7 @@ _MULTIMODAL_KEYS = frozenset(
     {
         "image_token_id",
         "language_model_only",
+        "mtp",
         "partial_rotary_factor",
         "text_config",
         "tie_word_embeddings",
@@ -153,20 +154,21 @@ def text_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str, 
         return _flat_fields(config, known)
     text = config["text_config"]
     if not isinstance(text, Mapping):
-        raise CheckpointError(f"text_config must be an object, got {text!r}")
+        raise CheckpointError(f"text_config must be an object, got {shown(text)}")
     _refuse_unknown(config, _MULTIMODAL_KEYS | _TOLERATED_KEYS | {"quantization_config"}, "")
     if text.get("quantization_config") is not None:
         _refuse_quantised(text["quantization_config"])
     if text.get("model_type", TEXT_MODEL_TYPE) != TEXT_MODEL_TYPE:
         raise CheckpointError(
-            f'text_config.model_type: expected "{TEXT_MODEL_TYPE}", got {text["model_type"]!r}'
+            f'text_config.model_type: expected "{TEXT_MODEL_TYPE}", got {shown(text["model_type"])}'
         )
     merged = dict(text)
     # The embedding and lm_head are tied or not by the class that owns lm_head, the outer one.
     if config.get("tie_word_embeddings") is not None:
         merged["tie_word_embeddings"] = config["tie_word_embeddings"]
-    if config.get("partial_rotary_factor") is not None:
-        merged.setdefault("partial_rotary_factor", config["partial_rotary_factor"])
+    for key in ("partial_rotary_factor", "mtp"):
+        if config.get(key) is not None:
+            merged.setdefault(key, config[key])
     return _flat_fields(merged, known)
 
 
@@ -174,7 +176,7 @@ def _refuse_other_architectures(config: Mapping[str, Any]) -> None:
     model_type = config.get("model_type")
     if model_type not in (MODEL_TYPE, TEXT_MODEL_TYPE):
         raise CheckpointError(
-            f'model_type: expected "{MODEL_TYPE}" or "{TEXT_MODEL_TYPE}", got {model_type!r}'
+            f'model_type: expected "{MODEL_TYPE}" or "{TEXT_MODEL_TYPE}", got {shown(model_type)}'
         )
     architectures = config.get("architectures")
     if not architectures:
@@ -182,15 +184,15 @@ def _refuse_other_architectures(config: Mapping[str, Any]) -> None:
     if not isinstance(architectures, list) or not str(architectures[0]).startswith("Qwen4Exp"):
         raise CheckpointError(
             f"architectures: expected Qwen4ExpForCausalLM or Qwen4ExpForConditionalGeneration, "
-            f"got {architectures!r}"
+            f"got {shown(architectures)}"
         )
 
 
 def _refuse_quantised(quantization: object) -> None:
     method = quantization.get("quant_method") if isinstance(quantization, Mapping) else quantization
     raise CheckpointError(
-        f"quantization_config: quantised checkpoints ({method}) are not supported; "
-        f"use the bfloat16 release"
+        f"quantization_config: quantised checkpoints ({shown(method)}) are not supported; "
+        "use the bfloat16 release"
     )
 
 
@@ -201,7 +203,7 @@ def _refuse_unknown(config: Mapping[str, Any], known: Iterable[str], prefix: str
             continue
         near = difflib.get_close_matches(str(key), names, n=1)
         hint = f'; did you mean "{prefix}{near[0]}"?' if near else ""
-        raise CheckpointError(f'unknown key "{prefix}{key}"{hint}')
+        raise CheckpointError(f"unknown key {shown(prefix + str(key))}{hint}")
 
 
 def _flat_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
@@ -210,8 +212,8 @@ def _flat_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
     accepted = {*known, *special, *_FIXED_VALUES, *_TOLERATED_KEYS, "quantization_config"}
     _refuse_unknown(config, accepted - {"eos_token_ids"}, "")
     for key, values in _FIXED_VALUES.items():
-        if config.get(key, values[0]) not in values:
-            raise CheckpointError(f"{key} must be {values[0]!r}, got {config[key]!r}")
+        if config.get(key) is not None and config[key] not in values:
+            raise CheckpointError(f"{key} must be {shown(values[0])}, got {shown(config[key])}")
     # A null means "absent", as in transformers.
     result = {key: config[key] for key in known if config.get(key) is not None}
     result.update(_rope_fields(config))
@@ -224,7 +226,7 @@ def _flat_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
         interval, layers = config["full_attention_interval"], result.get("num_hidden_layers", 40)
         if type(interval) is not int or interval < 1:
             raise CheckpointError(
-                f"full_attention_interval must be an int, 1 or more, got {interval!r}"
+                f"full_attention_interval must be an int, 1 or more, got {shown(interval)}"
             )
         # A broken num_hidden_layers is reported by the config class.
         if type(layers) is int and 0 < layers <= 4096:
@@ -240,11 +242,13 @@ def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     if rope is None:
         rope = {}
     if not isinstance(rope, Mapping):
-        raise CheckpointError(f"rope_parameters must be an object, got {rope!r}")
+        raise CheckpointError(f"rope_parameters must be an object, got {shown(rope)}")
     _refuse_unknown(rope, _ROPE_KEYS, "rope_parameters.")
     for key in ("rope_type", "type"):
         if rope.get(key, "default") != "default":
-            raise CheckpointError(f'rope_parameters.{key} must be "default", got {rope[key]!r}')
+            raise CheckpointError(
+                f'rope_parameters.{key} must be "default", got {shown(rope[key])}'
+            )
     return {
         key: source[key]
         for key in ("rope_theta", "partial_rotary_factor")
@@ -258,22 +262,29 @@ def _merge_nested_mtp(mtp: object, result: dict[str, Any]) -> None:
     if mtp is None:
         return
     if not isinstance(mtp, Mapping):
-        raise CheckpointError(f"mtp must be an object, got {mtp!r}")
+        raise CheckpointError(f"mtp must be an object, got {shown(mtp)}")
     _refuse_unknown(mtp, _NESTED_MTP_KEYS, "mtp.")
     if mtp.get("mtp_use_hidden_state_from_layer") is not None:
         raise CheckpointError(
             "mtp.mtp_use_hidden_state_from_layer must be null (the head reads the last layer's "
-            f"streams), got {mtp['mtp_use_hidden_state_from_layer']!r}"
+            f"streams), got {shown(mtp['mtp_use_hidden_state_from_layer'])}"
         )
-    for kind in mtp.get("layer_types") or ():
+    kinds = mtp.get("layer_types") or ()
+    if not isinstance(kinds, list | tuple):
+        raise CheckpointError(f"mtp.layer_types must be a list, got {shown(kinds)}")
+    for kind in kinds:
         if kind not in ("full_attention", "indexed_attention", "qwen_sparse_attention"):
-            raise CheckpointError(f"mtp.layer_types: expected full_attention, got {kind!r}")
+            raise CheckpointError(f"mtp.layer_types: expected full_attention, got {shown(kind)}")
     for nested, flat in (("num_hidden_layers", "mtp_num_hidden_layers"), ("rope_theta",) * 2):
         value = mtp.get(nested)
         if value is None:
             continue
         if flat in result and result[flat] != value:
-            raise CheckpointError(f"mtp.{nested} is {value!r} but {flat} is {result[flat]!r}")
+            raise CheckpointError(
+                f"mtp.{nested} is {shown(value)} but {flat} is {shown(result[flat])}"
+            )
         if flat == "rope_theta" and flat not in result and value != 10000.0:
-            raise CheckpointError(f"mtp.rope_theta is {value!r} but rope_theta is absent (10000)")
+            raise CheckpointError(
+                f"mtp.rope_theta is {shown(value)} but rope_theta is absent (10000)"
+            )
         result[flat] = value

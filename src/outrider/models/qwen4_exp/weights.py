@@ -39,7 +39,7 @@ __all__ = ["has_mtp", "load_model", "load_weights", "save_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
-_GIB = 1 << 30
+_BINARY_UNITS = (("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30))
 # Exponents and sums of the delta rule: never below float32, whatever the engine's dtype.
 _FLOAT32_PARAMETERS = ("A_log", "dt_bias")
 
@@ -167,10 +167,15 @@ def _check_memory(
     available = available_memory(device)
     if available is not None and num_bytes > available:
         raise CheckpointError(
-            f"{model_dir}: its weights need {num_bytes / _GIB:.2f} GiB in "
-            f"{str(dtype).removeprefix('torch.')}, but {available / _GIB:.2f} GiB are available "
+            f"{model_dir}: its weights need {_readable(num_bytes)} in "
+            f"{str(dtype).removeprefix('torch.')}, but {_readable(available)} are available "
             f"on {device}"
         )
+
+
+def _readable(num_bytes: int) -> str:
+    unit = next((unit for unit in _BINARY_UNITS if num_bytes < 1024 * unit[1]), _BINARY_UNITS[-1])
+    return f"{num_bytes / unit[1]:.1f} {unit[0]}"
 
 
 def _log_skipped(model_dir: Path, plan: LoadPlan) -> None:
@@ -235,7 +240,7 @@ def _has_nan(value: Tensor) -> bool:
 def _set_hash_buffers(
     module: nn.Module, plan: LoadPlan, buffers: dict[str, Tensor], device: torch.device
 ) -> None:
-    """Set the computed integers, after comparing them with those stored, if they are."""
+    """Set the computed integers, after comparing them with those stored."""
     stored = [Piece(tensor, name) for name, tensor in plan.hash_buffers.items()]
     for piece, tensor in _read(stored):
         expected = buffers[piece.target]
