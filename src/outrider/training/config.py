@@ -81,7 +81,7 @@ class RunConfig:
     num_eval_windows: int = 16
     checkpoint_every_minutes: float = 5.0
     num_kept_checkpoints: int = 2
-    # Compiles the model's passes with torch.compile: minutes at the start, less time a step.
+    # Compiles the element-wise parts with torch.compile: a minute at the start, less time a step.
     compile: bool = False
 
 

@@ -53,6 +53,7 @@ def predict(
     num_depths: int,
     *,
     detach_trunk: bool = False,
+    dense_attention: bool = False,
     want_index_losses: bool = False,
 ) -> Predictions:
     """Runs the trunk, then the head to `num_depths`.
@@ -62,11 +63,13 @@ def predict(
         window: [B, T+2] int64.
         num_depths: how often the head feeds itself; what is trained is what drafting does.
         detach_trunk: keep the head's gradient from the trunk's streams and the embedding.
+        dense_attention: attend to everything visible. Training does, so that the indexers learn
+            what dense attention looks at and nothing depends on what they choose before.
         want_index_losses: compute what the indexers are trained on.
     """
     if model.mtp is None:
         raise ValueError("the model has no MTP head to train")
-    options = SequenceOptions(want_index_losses=want_index_losses)
+    options = SequenceOptions(dense_attention, want_index_losses)
     trunk = model.model.forward_sequence(mtp_loss.input_ids(window), options)
     streams = trunk.streams
     next_embeds = model.model.embed_tokens(mtp_loss.next_ids(window))

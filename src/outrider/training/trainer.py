@@ -18,6 +18,7 @@ from outrider.training.checkpoint import (
     load_training_checkpoint,
     save_training_checkpoint,
 )
+from outrider.training.compiled import compile_hot_methods
 from outrider.training.corpus import TokenArray, WindowSampler
 from outrider.training.evaluation import Evaluation, evaluate, evaluation_windows
 from outrider.training.objective import Losses, joint_loss, predict
@@ -88,7 +89,8 @@ class Trainer:
             held_out_tokens, config.data.sequence_length, config.run.num_eval_windows
         )
         self._bytes_per_token = held_out_tokens.num_bytes / len(held_out_tokens.token_ids)
-        self._predict = torch.compile(predict) if config.run.compile else predict
+        if config.run.compile:
+            compile_hot_methods(model)
         self._checkpoints = config.run.output_dir / "checkpoints"
         self._log_path = config.run.output_dir / "log.jsonl"
         config.run.output_dir.mkdir(parents=True, exist_ok=True)
@@ -173,11 +175,12 @@ class Trainer:
 
     def _losses(self, window: Tensor) -> Losses:
         loss = self._config.loss
-        predictions = self._predict(
+        predictions = predict(
             self.model,
             window,
             len(loss.depth_weights),
             detach_trunk=loss.detach_trunk,
+            dense_attention=True,
             want_index_losses=loss.index_weight > 0,
         )
         return joint_loss(predictions, window, loss, self.model.config.num_experts_per_tok)

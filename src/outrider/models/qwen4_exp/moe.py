@@ -51,7 +51,7 @@ class SparseMoeBlock(nn.Module):
 
     def _combine(self, hidden: Tensor, routed: Tensor) -> Tensor:
         share = torch.sigmoid(self.shared_expert_gate(hidden))
-        return torch.addcmul(routed, share, self.shared_expert(hidden))
+        return routed + share * self.shared_expert(hidden)
 
     def forward(self, hidden: Tensor, probe: MarginProbe | None = None) -> Tensor:
         """[T, C] to [T, C]."""

@@ -64,7 +64,7 @@ def routed_experts_grouped(
         gate, up = F.linear(rows, gate_up[expert]).chunk(2, dim=-1)
         pieces.append(F.linear(F.silu(gate) * up, down[expert]))
     outputs = torch.cat(pieces) * weights.reshape(-1)[order][:, None]
-    return torch.zeros_like(hidden).index_add(0, source, outputs)
+    return outputs.new_zeros(hidden.shape).index_add(0, source, outputs)
 
 
 def routed_experts(
