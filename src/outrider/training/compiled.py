@@ -12,7 +12,10 @@ import torch
 
 from outrider.models.qwen4_exp.gated_delta_net import GatedDeltaNet
 from outrider.models.qwen4_exp.hyper_connection import HyperConnection
-from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 
 _HOT_METHODS = (
     (HyperConnection, "read"),
