@@ -1,10 +1,15 @@
-"""What every test starts from: fixed seeds and one thread."""
+"""What every test starts from: fixed seeds, the same examples and one thread."""
 
 import random
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples every time, and no time limit for one: a busy machine is no defect.
+settings.register_profile("outrider", derandomize=True, deadline=None)
+settings.load_profile("outrider")
 
 # Library kernels may sum in another order when the number of threads changes.
 torch.set_num_threads(1)
