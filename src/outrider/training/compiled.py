@@ -7,12 +7,12 @@ the time. What routes tokens to experts stays eager: its shapes change with ever
 from __future__ import annotations
 
 import types
+from typing import TYPE_CHECKING
 
 import torch
 
 from outrider.models.qwen4_exp.gated_delta_net import GatedDeltaNet
 from outrider.models.qwen4_exp.hyper_connection import HyperConnection
-from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
