@@ -1,6 +1,7 @@
 """What is written loads here and in transformers, and a failed write leaves what was there."""
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,37 @@ def test_loads_what_transformers_writes(tmp_path: Path) -> None:
     trunk = load_model(tmp_path / "fresh").state_dict()
     for name, tensor in fresh.state_dict().items():
         torch.testing.assert_close(trunk[name], tensor, rtol=0, atol=0, msg=name)
+
+
+def test_loads_what_transformers_writes_for_the_multimodal_model(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers import Qwen4ExpConfig, Qwen4ExpForConditionalGeneration
+
+    text = tiny_config(mtp_num_hidden_layers=0).to_hf_dict()
+    text["rope_parameters"] |= {"mrope_section": [1, 1, 0], "mrope_interleaved": True}
+    vision = {
+        "depth": 1,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_heads": 2,
+        "out_hidden_size": 16,
+        "patch_size": 2,
+        "num_position_embeddings": 4,
+    }
+    reference = Qwen4ExpForConditionalGeneration(
+        Qwen4ExpConfig(text_config=text, vision_config=vision)
+    )
+    reference.save_pretrained(tmp_path)
+    with caplog.at_level(logging.INFO, "outrider"):
+        loaded = load_model(tmp_path)
+    assert [record.message for record in caplog.records] == [
+        f"{tmp_path}: skipped 21 vision tensors"
+    ]
+    expected = reference.state_dict()
+    for name, tensor in loaded.state_dict().items():
+        written = name.replace("model.", "model.language_model.", 1)
+        torch.testing.assert_close(tensor, expected[written], rtol=0, atol=0, msg=name)
 
 
 def test_a_head_survives_a_reload_beside_a_multimodal_configuration(tmp_path: Path) -> None:

@@ -102,6 +102,18 @@ def is_mtp_tensor(name: str) -> bool:
     )
 
 
+def no_head_error(where: Path) -> CheckpointError:
+    """What asking for drafts gets where there is no MTP head.
+
+    Args:
+        where: the file that would name its tensors.
+    """
+    return CheckpointError(
+        f'{where}: the checkpoint has no mtp.* tensors, so it cannot draft with method "mtp"; '
+        "leave out speculative_config for plain decoding"
+    )
+
+
 def make_load_plan(
     stored: Iterable[StoredTensor],
     shapes: Mapping[str, tuple[int, ...]],
@@ -158,10 +170,7 @@ class _Planner:
             )
             self._assign(name, tensor)
         if self.has_head and not any(map(is_mtp_tensor, self.seen)):
-            raise CheckpointError(
-                f"{self.where}: the checkpoint has no mtp.* tensors, so it cannot draft with "
-                'method "mtp"; leave out speculative_config for plain decoding'
-            )
+            raise no_head_error(self.where)
         self._collect()
         return self.result
 

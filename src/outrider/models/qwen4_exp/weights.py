@@ -25,6 +25,7 @@ from outrider.models.qwen4_exp.checkpoint_names import (
     Piece,
     is_mtp_tensor,
     make_load_plan,
+    no_head_error,
 )
 from outrider.models.qwen4_exp.checkpoint_writer import save_checkpoint
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
@@ -73,13 +74,14 @@ def load_model(
     is_there = has_mtp(model_dir)
     if want_mtp is None:
         want_mtp = is_there
-    if want_mtp and is_there and not config.mtp_num_hidden_layers:
+    if want_mtp and not is_there:
+        raise no_head_error(weights_file(Path(model_dir)))
+    if want_mtp and not config.mtp_num_hidden_layers:
         raise CheckpointError(
             f"{Path(model_dir) / 'config.json'}: mtp_num_hidden_layers is missing or 0, "
             "but the checkpoint has mtp.* tensors"
         )
-    # A head that is asked for and not there is reported with its missing tensors.
-    num_mtp_layers = max(1, config.mtp_num_hidden_layers) if want_mtp else 0
+    num_mtp_layers = config.mtp_num_hidden_layers if want_mtp else 0
     with torch.device("meta"):
         module = Qwen4ExpForCausalLM(config, num_mtp_layers, max_positions)
     load_weights(module, config, model_dir, device=device, dtype=dtype, want_mtp=want_mtp)
