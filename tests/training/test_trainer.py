@@ -24,7 +24,7 @@ from outrider.training.config import DataConfig, LossConfig, RunConfig, Schedule
 from outrider.training.corpus import TokenArray
 from outrider.training.export import export_checkpoint
 from outrider.training.objective import joint_loss, predict
-from outrider.training.trainer import Trainer, make_optimizer
+from outrider.training.trainer import Trainer, load_tokenizer, make_optimizer
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
 VOCAB_SIZE = 64
@@ -244,3 +244,11 @@ def test_an_export_loads_back(tmp_path: Path) -> None:
     for name, parameter in model.named_parameters():
         rounded = parameter.bfloat16().float()
         assert torch.equal(loaded.get_parameter(name), rounded), name
+
+
+def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutriderError, match=r"tokenizer\.json: cannot be read"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(OutriderError, match=r"tokenizer\.json: not a tokenizer"):
+        load_tokenizer(tmp_path)

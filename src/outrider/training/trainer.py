@@ -11,6 +11,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from outrider.errors import OutriderError
 from outrider.training import mtp_loss
 from outrider.training.checkpoint import (
     delete_old_checkpoints,
@@ -202,7 +203,13 @@ class Trainer:
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
     """Reads the tokenizer that the corpus is encoded with."""
-    return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+    path = model_dir / "tokenizer.json"
+    try:
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OutriderError(f"{path}: cannot be read ({error.strerror})") from error
+    except Exception as error:  # the library raises nothing more specific
+        raise OutriderError(f"{path}: not a tokenizer ({error})") from error
 
 
 def _rounded(value: Any) -> Any:

@@ -1,0 +1,1 @@
+"""Training of trunk and MTP head: tokenizer, corpus, loss, optimiser loop."""
