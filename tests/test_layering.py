@@ -18,7 +18,18 @@ SOURCE = Path(__file__).parents[1] / "src" / PACKAGE
 # Each unit is a module or a sub-package directly below the package. A unit imports from its own
 # layer and from those before it.
 LAYERS = (
-    ("errors", "config", "sampling_params", "request", "batch", "outputs", "bundled"),
+    (
+        "errors",
+        "config",
+        "sampling_params",
+        "request",
+        "batch",
+        "outputs",
+        "json_file",
+        "tokenizer",
+        "generation_config",
+        "bundled",
+    ),
     ("ops",),
     ("cache", "layers", "sampling", "grammar"),
     ("models",),

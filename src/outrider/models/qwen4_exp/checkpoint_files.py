@@ -13,7 +13,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import CheckpointError
-from outrider.models.qwen4_exp.config_file import read_json_object
+from outrider.json_file import read_json_object
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from outrider.errors import CheckpointError, shown
+from outrider.json_file import read_json_object
 from outrider.models.qwen4_exp import config_file
 from outrider.ops.ngram_hash import setup as ngram_hash_setup
 
@@ -155,7 +156,7 @@ class Qwen4ExpConfig:
     def from_pretrained(cls, model_dir: str | Path) -> Qwen4ExpConfig:
         """Read `config.json` of a checkpoint directory."""
         path = config_file.find(Path(model_dir))
-        return cls.from_dict(config_file.read_json_object(path), source=str(path))
+        return cls.from_dict(read_json_object(path), source=str(path))
 
     def to_hf_dict(self) -> dict[str, Any]:
         """The `config.json` of a text-only checkpoint, as transformers reads it."""

@@ -7,7 +7,6 @@ under `text_config`. This module turns either into the keyword arguments of `Qwe
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -108,27 +107,6 @@ def find(model_dir: Path) -> Path:
     if not path.is_file():
         raise CheckpointError(f"{path}: missing; a checkpoint directory holds {CONFIG_NAME}")
     return path
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Parse a JSON file that must hold one object."""
-    try:
-        value = json.loads(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise CheckpointError(f"{path}: not UTF-8 text") from None
-    except json.JSONDecodeError as error:
-        raise CheckpointError(
-            f"{path}: no valid JSON at line {error.lineno} column {error.colno}: {error.msg}"
-        ) from None
-    except (RecursionError, ValueError):
-        raise CheckpointError(
-            f"{path}: no valid JSON: nested too deep or a number too long"
-        ) from None
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{path}: must hold a JSON object, got {type(value).__name__}")
-    return value
 
 
 def interval_layer_types(num_layers: int, interval: int) -> tuple[str, ...]:
