@@ -17,30 +17,29 @@ CHUNK_SIZE = 64  # rows a chunk; the triangular system grows with its square
 
 
 def _unit_lower_solve(strictly_lower: Tensor, rhs: Tensor) -> Tensor:
-    """Solves (I + A) X = rhs for a strictly lower triangular A.
+    """Solves (I + A) X = rhs for a strictly lower triangular A, by forward substitution.
 
-    Short systems use that A is nilpotent: (I + A)^-1 = (I - A)(I + A^2)(I + A^4)...
+    The product (I - A)(I + A^2)(I + A^4)... is the same inverse, but where keys repeat the powers
+    cancel: at 16 rows of one key it is wrong by 4e-3 in float32, this by 1e-6.
 
     Args:
         strictly_lower: [..., n, n].
         rhs: [..., n, m].
     """
-    n = strictly_lower.shape[-1]
-    if n > 16:
-        return torch.linalg.solve_triangular(
-            strictly_lower, rhs, upper=False, left=True, unitriangular=True
-        )
-    solution = rhs - strictly_lower @ rhs
-    power, reach = strictly_lower, 2
-    while reach < n:
-        power = power @ power
-        solution = solution + power @ solution
-        reach *= 2
+    solution: Tensor = torch.linalg.solve_triangular(
+        strictly_lower, rhs, upper=False, left=True, unitriangular=True
+    )
     return solution
 
 
 def _one_chunk(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, is_folded: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    is_folded: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """One chunk, heads first.
 
