@@ -1,0 +1,6 @@
+"""The default checkpoint, and prompts from modules that its training did not see."""
+
+from pathlib import Path
+
+BUNDLED_MODEL_DIR = Path(__file__).parent
+BUNDLED_PROMPTS = BUNDLED_MODEL_DIR / "prompts.jsonl"
