@@ -25,6 +25,7 @@ LAYERS = (
         "request",
         "batch",
         "outputs",
+        "device",
         "json_file",
         "tokenizer",
         "generation_config",

@@ -1,6 +1,7 @@
 """Options of the engine: one frozen tree, with vLLM's names, in which an unknown key is an error.
 
-"auto" is resolved once, by `EngineConfig.resolve`, into a new object.
+"auto" is resolved once, by `EngineConfig.resolve`, into a new object. torch is imported where a
+device or dtype is looked at and not before: the command line and `import outrider` start at once.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
-from typing import Any, Literal, get_args
-
-import torch
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from outrider.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    import torch
 
 RejectionSampleMethod = Literal["standard", "block", "coupled"]
 DraftSampleMethod = Literal["probabilistic", "greedy"]
@@ -203,11 +205,12 @@ class EngineConfig:
 
     def resolve(self) -> EngineConfig:
         """A new tree in which no field is "auto" and the device exists."""
+        from outrider.device import default_device, is_present
+
         device = self.device
         if device == "auto":
-            accelerator = torch.accelerator.current_accelerator(check_available=True)
-            device = "cpu" if accelerator is None else accelerator.type
-        elif not _is_present(torch.device(device)):
+            device = default_device()
+        elif not is_present(device):
             raise ConfigError(f"device {shown(device)} is not there; write auto or cpu")
         return replace(self, device=device, dtype="float32" if self.dtype == "auto" else self.dtype)
 
@@ -229,6 +232,8 @@ class EngineConfig:
     @property
     def torch_dtype(self) -> torch.dtype:
         """The dtype as torch names it; "auto" is float32."""
+        import torch
+
         return torch.float64 if self.dtype == "float64" else torch.float32
 
     def _check_rule(self) -> None:
@@ -360,21 +365,12 @@ def _check_method(method: object) -> None:
 
 
 def _check_device(device: object) -> None:
-    try:
-        is_known = isinstance(device, str) and (device == "auto" or bool(torch.device(device)))
-    except RuntimeError:
-        is_known = False
-    if not is_known:
+    if device == "auto":
+        return
+    from outrider.device import is_device_name
+
+    if not is_device_name(device):
         raise ConfigError(f"device must be auto, cpu, cuda, cuda:0 or npu, got {shown(device)}")
-
-
-def _is_present(device: torch.device) -> bool:
-    if device.type == "cpu":
-        return True
-    module = getattr(torch, device.type, None)
-    if module is None or not module.is_available():
-        return False
-    return (device.index or 0) < int(module.device_count())
 
 
 def _check_int(
