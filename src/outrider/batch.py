@@ -12,14 +12,97 @@ Shape legend, used by every docstring of the package:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from outrider.request import Request
 
 PLACEHOLDER_TOKEN_ID = -1
 """Stands where no token is: a draft that was never drawn, an output past the end of a run."""
 
 NULL_BLOCK_ID = 0
 """Block of every paged group that no request owns; writes that must go nowhere go there."""
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """The rows one request runs in a pass.
+
+    Attributes:
+        row: the request's place in the cache tables.
+        start: position of its first row.
+        num_rows: rows, drafts included.
+        num_drafts: how many of them, at the end, are drafts.
+    """
+
+    row: int
+    start: int
+    num_rows: int
+    num_drafts: int
+
+    @property
+    def num_certain_rows(self) -> int:
+        """Rows that are kept whatever the verification says."""
+        return self.num_rows - self.num_drafts
+
+
+@dataclass(frozen=True)
+class DraftTokens:
+    """What a proposer drafted for the requests of a batch.
+
+    Attributes:
+        token_ids: [B, K] int64, PLACEHOLDER_TOKEN_ID where nothing was drawn; stays on the device.
+        probs: [B, K, V], the law each draft was drawn from, or None for one-hot drafts.
+        num_drafts: valid drafts of each request.
+    """
+
+    token_ids: Tensor
+    probs: Tensor | None
+    num_drafts: Sequence[int]
+
+    def select(self, indices: Tensor, num_drafts: Sequence[int]) -> DraftTokens:
+        """The rows `indices` [b], of each the first `num_drafts` drafts."""
+        probs = None if self.probs is None else self.probs[indices]
+        return DraftTokens(self.token_ids[indices], probs, num_drafts)
+
+
+@dataclass(frozen=True)
+class ScheduledBatch:
+    """Who runs in a step, how many rows, with which drafts. Written by the scheduler.
+
+    Attributes:
+        requests: B of them.
+        spans: their rows, in the order of the flattened batch.
+        is_sampling: whether the request's rows reach its last token, so that a token is drawn.
+        drafts: aligned with `requests`, or None where nobody has any.
+    """
+
+    requests: Sequence[Request]
+    spans: Sequence[RowSpan]
+    is_sampling: Sequence[bool]
+    drafts: DraftTokens | None
+
+
+@dataclass(frozen=True)
+class SampledTokens:
+    """What verification decided. Written by the rejection sampler, on the host.
+
+    Attributes:
+        num_accepted_tokens: drafts kept of each request, 0 where nothing was sampled.
+        output_token_ids: per request the accepted drafts, then the recovered or bonus token; empty
+            where nothing was sampled.
+        is_broken: the request's logits are not finite; it emits nothing and cannot go on.
+        num_fallbacks: rows that were not finite, or held no residual mass, and were worked around.
+    """
+
+    num_accepted_tokens: Sequence[int]
+    output_token_ids: Sequence[Sequence[int]]
+    is_broken: Sequence[bool]
+    num_fallbacks: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,6 +144,7 @@ class Window:
     pass, the kept rows of the last window and the certain rows of this one.
 
     Attributes:
+        request_index: [b] int64, place of each request in the batch.
         row_index: [b, L] int64, row of the flattened batch; padding repeats the last row.
         is_row: [b, L] bool, False on padding.
         num_certain_rows: [b] int64.
@@ -75,6 +159,7 @@ class Window:
         has_pending: some request may have pending rows.
     """
 
+    request_index: Tensor
     row_index: Tensor
     is_row: Tensor
     num_certain_rows: Tensor

@@ -1,20 +1,23 @@
-"""One layer: n-gram embedding, then a sequence mixer and the experts, each behind a gated residual."""
+"""One layer: n-gram embedding, then a sequence mixer and the experts, in gated residuals."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from outrider.batch import ForwardBatch, MarginProbe
-from outrider.cache.layer_states import LayerStates
-from outrider.layers.rotary import RotaryEmbedding
 from outrider.models.qwen4_exp.config import LINEAR_ATTENTION, Qwen4ExpConfig
 from outrider.models.qwen4_exp.gated_delta_net import GatedDeltaNet
 from outrider.models.qwen4_exp.hyper_connection import HyperConnection
 from outrider.models.qwen4_exp.moe import SparseMoeBlock
 from outrider.models.qwen4_exp.ngram_embedding import NgramEmbedding
 from outrider.models.qwen4_exp.sparse_attention import Angles, IndexShare, SparseAttention
+
+if TYPE_CHECKING:
+    from outrider.batch import ForwardBatch, MarginProbe
+    from outrider.cache.layer_states import LayerStates
+    from outrider.layers.rotary import RotaryEmbedding
 
 
 @dataclass

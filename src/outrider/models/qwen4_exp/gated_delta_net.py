@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own convention
+from torch.nn import functional as F
 
-from outrider.batch import ForwardBatch, Window
-from outrider.cache.layer_states import DeltaNetState
 from outrider.layers.norm import RMSNorm, l2_normalise
-from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.ops.causal_conv import causal_conv, roll_window
 from outrider.ops.gated_delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule
+
+if TYPE_CHECKING:
+    from outrider.batch import ForwardBatch, Window
+    from outrider.cache.layer_states import DeltaNetState
+    from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 
 
 class Conv1dWeight(nn.Module):
@@ -67,7 +71,7 @@ class GatedDeltaNet(nn.Module):
         """Normalises, gates and projects [..., h, dv] to [..., C]."""
         z = self.in_proj_z(hidden).unflatten(-1, (-1, self.value_head_dim))
         gated = self.norm(mixed) * self.gate_activation(z)
-        return self.out_proj(gated.flatten(-2))  # type: ignore[no-any-return]
+        return self.out_proj(gated.flatten(-2))
 
     def forward(self, hidden: Tensor, batch: ForwardBatch, state: DeltaNetState) -> Tensor:
         """Runs the rows of a batch, folding into the state what is certain.
@@ -122,12 +126,14 @@ class GatedDeltaNet(nn.Module):
             all_rows = [torch.cat([o[slots], n], dim=1) for o, n in zip(old, new, strict=True)]
         else:
             all_rows = list(new)
-        all_rows = [_select(is_used, x) for x in all_rows]
+        k, v, decay, beta = (_select(is_used, x) for x in all_rows)
         has_drafts = state.keys.shape[1] > 0 and length <= state.keys.shape[1] + 1
         mixed, recurrent = chunk_gated_delta_rule(
             self._per_value_head(q),
-            self._per_value_head(all_rows[0]),
-            *all_rows[1:],
+            self._per_value_head(k),
+            v,
+            decay,
+            beta,
             recurrent,
             is_folded if has_drafts else None,
         )

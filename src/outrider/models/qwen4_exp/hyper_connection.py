@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own convention
+from torch.nn import functional as F
 
 from outrider.layers.norm import RMSNorm
-from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+
+if TYPE_CHECKING:
+    from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 
 
 class HyperConnection(nn.Module):

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from outrider.batch import ForwardBatch, MarginProbe
-from outrider.cache.layer_states import LayerStates
 from outrider.layers.rotary import RotaryEmbedding
-from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.decoder_layer import DecoderLayer, SequenceOptions, SequenceOutput
 from outrider.models.qwen4_exp.hyper_connection import HyperConnection
 from outrider.models.qwen4_exp.mtp import MultiTokenPredictor
+
+if TYPE_CHECKING:
+    from outrider.batch import ForwardBatch, MarginProbe
+    from outrider.cache.layer_states import LayerStates
+    from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 
 
 class Qwen4ExpModel(nn.Module):
@@ -46,7 +50,7 @@ class Qwen4ExpModel(nn.Module):
         streams = self.embed_tokens(batch.token_ids).repeat(1, self.num_streams)
         for layer, layer_states in zip(self.layers, states, strict=True):
             streams = layer(streams, batch, layer_states, angles, probe=probe)
-        return streams  # type: ignore[no-any-return]
+        return streams
 
     def forward_sequence(
         self, token_ids: Tensor, options: SequenceOptions | None = None
@@ -95,12 +99,12 @@ class Qwen4ExpForCausalLM(nn.Module):
 
     def logits(self, streams: Tensor) -> Tensor:
         """The trunk's streams [..., W] to logits [..., V]."""
-        return self.lm_head(self.model.hyper_connection_mixer.read(streams)[0])  # type: ignore[no-any-return]
+        return self.lm_head(self.model.hyper_connection_mixer.read(streams)[0])
 
     def mtp_logits(self, streams: Tensor) -> Tensor:
         """The head's streams [..., W] to logits [..., V]."""
         assert self.mtp is not None, "the model was built without its head"
-        return self.lm_head(self.mtp.hyper_connection_mixer.read(streams)[0])  # type: ignore[no-any-return]
+        return self.lm_head(self.mtp.hyper_connection_mixer.read(streams)[0])
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator | None = None) -> None:
@@ -113,7 +117,9 @@ class Qwen4ExpForCausalLM(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.dim() >= 2:
                 std = self.config.initializer_range
-                if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj", "down_proj.weight")):
+                if name.endswith(
+                    ("o_proj.weight", "out_proj.weight", "down_proj", "down_proj.weight")
+                ):
                     std /= writes**0.5
                 if name.endswith("conv1d.weight"):
                     std = parameter.shape[-1] ** -0.5 if "linear_attn" in name else 0.0

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own convention
+from torch.nn import functional as F
 
-from outrider.batch import MarginProbe
-from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.ops.moe import route, routed_experts, routed_experts_grouped
+
+if TYPE_CHECKING:
+    from outrider.batch import MarginProbe
+    from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 
 
 class Experts(nn.Module):
@@ -34,7 +38,7 @@ class SharedExpert(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """[..., C] to [..., C]."""
         gated: Tensor = F.silu(self.gate_proj(hidden)) * self.up_proj(hidden)
-        return self.down_proj(gated)  # type: ignore[no-any-return]
+        return self.down_proj(gated)
 
 
 class SparseMoeBlock(nn.Module):

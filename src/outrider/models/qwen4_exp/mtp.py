@@ -11,17 +11,21 @@ and predicts x_{p+2}. To draft further, its own streams Y_p stand in for X_{p+1}
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
 
-from outrider.batch import ForwardBatch
-from outrider.cache.layer_states import LayerStates
 from outrider.layers.norm import RMSNorm
-from outrider.layers.rotary import RotaryEmbedding
 from outrider.models.qwen4_exp.config import INDEXED_ATTENTION, Qwen4ExpConfig
 from outrider.models.qwen4_exp.decoder_layer import DecoderLayer, SequenceOptions, SequenceOutput
 from outrider.models.qwen4_exp.hyper_connection import HyperConnection
-from outrider.models.qwen4_exp.sparse_attention import IndexShare
+
+if TYPE_CHECKING:
+    from outrider.batch import ForwardBatch
+    from outrider.cache.layer_states import LayerStates
+    from outrider.layers.rotary import RotaryEmbedding
+    from outrider.models.qwen4_exp.sparse_attention import IndexShare
 
 
 class MultiTokenPredictor(nn.Module):
@@ -88,7 +92,7 @@ class MultiTokenPredictor(nn.Module):
         index = spec_step_idx % len(self.layers)
         angles = self._rotary[0].angles(batch.positions)
         fused = self.fuse(streams, embedded)
-        return self.layer(index)(fused, batch, states[index], angles, share=share)  # type: ignore[no-any-return]
+        return self.layer(index)(fused, batch, states[index], angles, share=share)
 
     def unroll(
         self,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own convention
+from torch.nn import functional as F
 
-from outrider.batch import ForwardBatch
-from outrider.cache.layer_states import NgramState
 from outrider.layers.norm import RMSNorm
-from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.gated_delta_net import Conv1dWeight
 from outrider.ops.causal_conv import causal_conv, roll_window
 from outrider.ops.ngram_hash import ngram_rows
+
+if TYPE_CHECKING:
+    from outrider.batch import ForwardBatch
+    from outrider.cache.layer_states import NgramState
+    from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 
 _SMALLEST_DOT = 1e-6  # bound under the square root, from the architecture
 
@@ -51,7 +55,7 @@ class NgramTable(nn.Module):
             self.ngram_heads_offsets,
             self.eos_token_id,
         )
-        return self.ngram_embedding(rows).flatten(-2)  # type: ignore[no-any-return]
+        return self.ngram_embedding(rows).flatten(-2)
 
 
 class NgramEmbedding(nn.Module):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812 - torch's own convention
+from torch.nn import functional as F
 
-from outrider.batch import ForwardBatch, IndexRebuild, MarginProbe, Window
-from outrider.cache.layer_states import AttentionState
 from outrider.layers.norm import RMSNorm
-from outrider.layers.rotary import RotaryEmbedding
-from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.ops.sparse_attention import (
     attend,
     attend_listed,
@@ -23,24 +19,61 @@ from outrider.ops.sparse_attention import (
     selection_mask,
 )
 
+if TYPE_CHECKING:
+    from outrider.batch import ForwardBatch, IndexRebuild, MarginProbe, Window
+    from outrider.cache.layer_states import AttentionState
+    from outrider.layers.rotary import RotaryEmbedding
+    from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+
 Angles = tuple[Tensor, Tensor]
 """Cosines and sines of a row's position, [..., rotary_dim / 2] each."""
 
 
-@dataclass
 class IndexShare:
     """One selection for all draft steps of an iteration (index_share_for_mtp_iteration).
 
-    The first draft step fills it with the positions that the last row of each request attends
-    to; the later steps attend to exactly these, so not to the rows drafted since.
+    The first draft step records the positions that the last row of each request attends to; once
+    frozen, the later steps attend to exactly these, so not to the rows drafted since.
 
     Attributes:
-        positions: [b, M] int64, or None before the first step.
-        is_listed: [b, M] bool.
+        positions: [b, M] int64, or None while recording.
+        is_listed: [b, M] bool, or None while recording.
     """
 
-    positions: Tensor | None = None
-    is_listed: Tensor | None = None
+    def __init__(self) -> None:
+        self.positions: Tensor | None = None
+        self.is_listed: Tensor | None = None
+        self._parts: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def record(self, requests: Tensor, positions: Tensor, is_listed: Tensor) -> None:
+        """Notes the selection of one window.
+
+        Args:
+            requests: [b] int64, places in the batch.
+            positions: [b, M] int64.
+            is_listed: [b, M] bool.
+        """
+        self._parts.append((requests, positions, is_listed))
+
+    def freeze(self) -> None:
+        """Ends the recording: puts the windows' selections into the order of the batch."""
+        width = max(positions.shape[1] for _, positions, _ in self._parts)
+        order = torch.cat([requests for requests, _, _ in self._parts]).argsort()
+        padded = [
+            (
+                F.pad(positions, (0, width - positions.shape[1])),
+                F.pad(is_listed, (0, width - is_listed.shape[1])),
+            )
+            for _, positions, is_listed in self._parts
+        ]
+        self.positions = torch.cat([positions for positions, _ in padded])[order]
+        self.is_listed = torch.cat([is_listed for _, is_listed in padded])[order]
+
+    def select(self, requests: Tensor) -> None:
+        """Keeps the requests [n] int64 names, as the ones that still draft."""
+        assert self.positions is not None, "a share not yet frozen"
+        assert self.is_listed is not None, "a share not yet frozen"
+        self.positions, self.is_listed = self.positions[requests], self.is_listed[requests]
 
 
 class Indexer(nn.Module):
@@ -132,7 +165,7 @@ class SparseAttention(nn.Module):
         return query, gate.flatten(-2), key, value
 
     def _output(self, mixed: Tensor, gate: Tensor) -> Tensor:
-        return self.o_proj(mixed.flatten(-2) * torch.sigmoid(gate))  # type: ignore[no-any-return]
+        return self.o_proj(mixed.flatten(-2) * torch.sigmoid(gate))
 
     def forward(
         self,
@@ -151,7 +184,7 @@ class SparseAttention(nn.Module):
             batch: rows and windows.
             state: the layer's keys and values; modified.
             angles: of the T rows.
-            share: the selection to fill or to follow, where draft steps share one.
+            share: the selection to record or to follow, where draft steps share one.
             probe: collects selection margins.
 
         Returns:
@@ -166,7 +199,9 @@ class SparseAttention(nn.Module):
         mixed, margins = None, None
         for window in batch.windows:
             index_rows = (raw_queries, *angles)
-            rows, margin = self._attend_window(window, window.gather(query), index_rows, state, share)
+            rows, margin = self._attend_window(
+                window, window.gather(query), index_rows, state, share
+            )
             mixed = window.scatter(rows, mixed, batch.num_rows)
             if probe is not None:
                 margins = window.scatter(margin, margins, batch.num_rows)
@@ -195,8 +230,8 @@ class SparseAttention(nn.Module):
         if num_keys <= self.indexer.dense_limit:
             mask = causal_mask(window.positions, num_keys)
             if share is not None:
-                share.is_listed = mask[:, -1]
-                share.positions = torch.arange(num_keys, device=mask.device).expand_as(mask[:, -1])
+                everything = torch.arange(num_keys, device=mask.device).expand_as(mask[:, -1])
+                share.record(window.request_index, everything, mask[:, -1])
             mixed = attend(query, state.keys[slots], state.values[slots], mask)
             return mixed, query.new_full(query.shape[:2], torch.inf)
         return self._attend_selected(window, query, index_rows, state, share)
@@ -226,7 +261,7 @@ class SparseAttention(nn.Module):
             last, is_listed = selected_positions(
                 is_selected[:, -1:], positions[:, -1:], ratio, num_selected
             )
-            share.positions, share.is_listed = last[:, 0], is_listed[:, 0]
+            share.record(window.request_index, last[:, 0], is_listed[:, 0])
         num_listed = (num_selected + 1) * ratio - 1
         if query.shape[1] * num_listed <= window.max_seq_len:
             listed, is_listed = selected_positions(is_selected, positions, ratio, num_selected)

@@ -1,0 +1,64 @@
+"""Which slots the positions of each request lie in, for one cache group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from outrider.batch import NULL_BLOCK_ID
+
+if TYPE_CHECKING:
+    from outrider.cache.block_pool import BlockPool
+
+
+class BlockTable:
+    """Blocks of every row of the batch; a row is a request's place in the engine's tables.
+
+    Args:
+        max_num_rows: requests at once.
+        max_num_blocks: blocks a request can come to hold.
+        block_size: positions a block.
+        pool: where blocks come from.
+    """
+
+    def __init__(
+        self, max_num_rows: int, max_num_blocks: int, block_size: int, pool: BlockPool
+    ) -> None:
+        self.block_size = block_size
+        self.pool = pool
+        self._blocks = np.full((max_num_rows, max_num_blocks), NULL_BLOCK_ID, dtype=np.int64)
+        self._counts = [0] * max_num_rows
+
+    def num_missing(self, row: int, num_tokens: int) -> int:
+        """Blocks that must be added to a row before it covers `num_tokens` positions."""
+        return max(-(-num_tokens // self.block_size) - self._counts[row], 0)
+
+    def extend(self, row: int, num_tokens: int) -> None:
+        """Lets a row cover `num_tokens` positions."""
+        missing = self.num_missing(row, num_tokens)
+        count = self._counts[row]
+        self._blocks[row, count : count + missing] = self.pool.allocate(missing)
+        self._counts[row] = count + missing
+
+    def blocks(self, row: int) -> list[int]:
+        """Block ids of a row, in the order of their positions."""
+        return self._blocks[row, : self._counts[row]].tolist()
+
+    def free(self, row: int) -> None:
+        """Gives a row's blocks back."""
+        self.pool.free(self.blocks(row))
+        self._blocks[row] = NULL_BLOCK_ID
+        self._counts[row] = 0
+
+    def slots(self, rows: npt.NDArray[np.int64], num_positions: int) -> npt.NDArray[np.int64]:
+        """[b] rows to the slots [b, num_positions] of positions 0.. (null block past the end)."""
+        count = -(-num_positions // self.block_size)
+        blocks = self._blocks[rows, :count]
+        slots = blocks[:, :, None] * self.block_size + np.arange(self.block_size)
+        return slots.reshape(len(rows), -1)[:, :num_positions]
+
+    def check_integrity(self) -> None:
+        """No slot is shared, none is lost."""
+        self.pool.check_integrity([self.blocks(row) for row in range(len(self._counts))])

@@ -1,0 +1,304 @@
+"""Owns every kind of state of every request: allocates it, plans windows over it, commits, frees.
+
+All of a request's kinds of state move together: `commit` says once how many drafts were kept, and
+each kind draws its own consequence in the next window that `plan` lays out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from outrider.batch import IndexRebuild, PagedView, RowSpan, Window
+from outrider.cache.block_pool import BlockPool
+from outrider.cache.block_table import BlockTable
+from outrider.cache.groups import CacheGroup, GroupSpec
+from outrider.cache.state_pool import StatePool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+IntArray = npt.NDArray[np.int64]
+
+
+class CacheManager:
+    """Tables and tensors of all cache groups.
+
+    Args:
+        specs: the groups that the model and its head declare.
+        block_size: positions of a block in every paged group.
+        num_blocks: blocks of each paged group, without the null block.
+        max_num_seqs: requests at once.
+        max_model_len: positions a request can come to need, drafts included.
+        num_pending_rows: P, draft rows a recurrent state keeps.
+        dtype: of the tensors.
+        device: of the tensors.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[GroupSpec],
+        *,
+        block_size: int,
+        num_blocks: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        num_pending_rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.block_size = block_size
+        self.num_pending_rows = num_pending_rows
+        self.device = device
+        self.groups: dict[str, CacheGroup] = {}
+        self.block_tables: dict[str, BlockTable] = {}
+        self.state_pools: dict[str, StatePool] = {}
+        max_blocks = -(-max_model_len // block_size)
+        for spec in specs:
+            if spec.is_paged:
+                num_slots = (num_blocks + 1) * block_size
+                self.block_tables[spec.name] = BlockTable(
+                    max_num_seqs, max_blocks, block_size, BlockPool(num_blocks + 1)
+                )
+            else:
+                num_slots = max_num_seqs
+                self.state_pools[spec.name] = StatePool(max_num_seqs)
+            self.groups[spec.name] = CacheGroup(spec, num_slots, dtype, device)
+        self._num_kept = np.zeros(max_num_seqs, dtype=np.int64)
+        self._num_pooled = {
+            spec.name: np.zeros(max_num_seqs, dtype=np.int64) for spec in specs if spec.ratio
+        }
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    @property
+    def num_free_rows(self) -> int:
+        """Requests that could still be added."""
+        return len(self._free_rows)
+
+    def can_allocate(self, num_tokens: int) -> bool:
+        """Whether a new request of so many positions finds a row and blocks in every group."""
+        blocks = -(-num_tokens // self.block_size)
+        return bool(self._free_rows) and all(
+            table.pool.num_free >= blocks for table in self.block_tables.values()
+        )
+
+    def fits(self, num_tokens: int) -> bool:
+        """Whether a request of so many positions could run with the caches to itself."""
+        blocks = -(-num_tokens // self.block_size)
+        return all(table.pool.num_blocks - 1 >= blocks for table in self.block_tables.values())
+
+    def allocate(self, num_tokens: int) -> int:
+        """Gives a new request a row, a cleared state in each group, and blocks for `num_tokens`.
+
+        Returns:
+            The row.
+        """
+        row = self._free_rows.pop()
+        for table in self.block_tables.values():
+            table.extend(row, num_tokens)
+        for name, pool in self.state_pools.items():
+            slot = pool.allocate(row)
+            self.groups[name].clear(torch.tensor([slot], device=self.device))
+        self._num_kept[row] = 0
+        for pooled in self._num_pooled.values():
+            pooled[row] = 0
+        return row
+
+    def commit(self, spans: Sequence[RowSpan], num_accepted_tokens: Sequence[int]) -> None:
+        """Keeps the accepted drafts of a pass and drops the rest, in every kind of state.
+
+        Args:
+            spans: what ran.
+            num_accepted_tokens: drafts kept of each span, 0..num_drafts.
+        """
+        for span, num_accepted in zip(spans, num_accepted_tokens, strict=True):
+            assert 0 <= num_accepted <= span.num_drafts, "more drafts accepted than ran"
+            self._num_kept[span.row] = num_accepted
+
+    def free(self, row: int, *, is_broken: bool = False) -> None:
+        """Takes back all that a request holds.
+
+        Args:
+            row: of the request.
+            is_broken: its states may hold NaN, which a masked read would spread; clear them.
+        """
+        for name, table in self.block_tables.items():
+            if is_broken:
+                blocks = torch.tensor(table.blocks(row), device=self.device)
+                offsets = torch.arange(self.block_size, device=self.device)
+                self.groups[name].clear((blocks[:, None] * self.block_size + offsets).flatten())
+            table.free(row)
+        for pool in self.state_pools.values():
+            pool.free(row)
+        self._free_rows.append(row)
+
+    def num_kept_rows(self, row: int) -> int:
+        """Pending rows of a request's last window that were accepted."""
+        return int(self._num_kept[row])
+
+    def mark_materialized(self, row: int) -> None:
+        """The pending rows of a request have been folded: none is left."""
+        self._num_kept[row] = 0
+
+    def num_bytes(self) -> int:
+        """Bytes of all groups."""
+        return sum(group.num_bytes for group in self.groups.values())
+
+    def check_integrity(self) -> None:
+        """No block, slot or row is leaked or held twice."""
+        for table in self.block_tables.values():
+            table.check_integrity()
+        for pool in self.state_pools.values():
+            pool.check_integrity()
+
+    def plan(
+        self,
+        spans: Sequence[RowSpan],
+        group_names: Sequence[str],
+        contexts: Sequence[Sequence[int]],
+        *,
+        reads_index: bool = True,
+    ) -> tuple[Tensor, dict[str, Tensor], tuple[Window, ...]]:
+        """Lays out the rows of a pass: positions, slots to write, windows.
+
+        Short spans share one window; each longer one, a piece of a prompt, has its own.
+
+        Args:
+            spans: in the order of the flattened batch.
+            group_names: the groups that this pass touches.
+            contexts: per span, the token ids before its first row (empty where no layer of the
+                pass reads n-grams).
+            reads_index: False where the pass follows an index selection made before.
+
+        Returns:
+            positions [T], slot_mapping (paged group name -> [T]) and the windows.
+        """
+        counts = np.array([span.num_rows for span in spans], dtype=np.int64)
+        offsets = np.cumsum(counts) - counts
+        total = int(counts.sum())
+        slot_mapping = {
+            name: np.empty(total, dtype=np.int64)
+            for name in group_names
+            if name in self.block_tables
+        }
+        positions = np.empty(total, dtype=np.int64)
+        windows = []
+        for members in self._windows(counts):
+            windows.append(
+                self._plan_window(
+                    members,
+                    [spans[i] for i in members],
+                    offsets[members],
+                    group_names,
+                    [contexts[i] for i in members],
+                    (positions, slot_mapping),
+                    reads_index=reads_index,
+                    is_whole=len(members) == len(spans),
+                )
+            )
+        device_slots = {name: self._tensor(slots) for name, slots in slot_mapping.items()}
+        return self._tensor(positions), device_slots, tuple(windows)
+
+    def _windows(self, counts: IntArray) -> list[list[int]]:
+        limit = self.num_pending_rows + 1
+        short = [i for i, count in enumerate(counts) if count <= limit]
+        alone = [[i] for i, count in enumerate(counts) if count > limit]
+        return [short, *alone] if short else alone
+
+    def _plan_window(
+        self,
+        members: list[int],
+        spans: list[RowSpan],
+        offsets: IntArray,
+        group_names: Sequence[str],
+        contexts: list[Sequence[int]],
+        flat: tuple[IntArray, dict[str, IntArray]],
+        *,
+        reads_index: bool,
+        is_whole: bool,
+    ) -> Window:
+        rows, starts, counts, drafts = np.array(
+            [(s.row, s.start, s.num_rows, s.num_drafts) for s in spans], dtype=np.int64
+        ).T
+        length = int(counts.max())
+        steps = np.arange(length)
+        inside = np.minimum(steps, counts[:, None] - 1)
+        row_index = offsets[:, None] + inside
+        positions = starts[:, None] + inside
+        is_row = steps < counts[:, None]
+        flat[0][row_index] = positions
+        num_keys = int((starts + counts).max())
+        paged = {}
+        for name in group_names:
+            if name not in self.block_tables:
+                continue
+            slots = self.block_tables[name].slots(rows, num_keys)
+            flat[1][name][row_index] = np.take_along_axis(slots, positions, axis=1)
+            paged[name] = self._paged_view(
+                name, rows, slots, starts, starts + counts, reads_index=reads_index
+            )
+        kept = self._num_kept[rows]
+        return Window(
+            request_index=self._tensor(np.array(members, dtype=np.int64)),
+            row_index=self._tensor(row_index),
+            is_row=self._tensor(is_row),
+            num_certain_rows=self._tensor(counts - drafts),
+            num_kept_rows=self._tensor(kept),
+            positions=self._tensor(positions),
+            context_ids=self._tensor(
+                np.array(contexts, dtype=np.int64).reshape(len(spans), len(contexts[0]))
+            ),
+            state_slots={
+                name: self._tensor(self.state_pools[name].slots(rows))
+                for name in group_names
+                if name in self.state_pools
+            },
+            paged=paged,
+            max_seq_len=num_keys,
+            is_contiguous=is_whole and bool(is_row.all()),
+            has_pending=bool(kept.any()),
+        )
+
+    def _paged_view(
+        self,
+        name: str,
+        rows: IntArray,
+        slots: IntArray,
+        starts: IntArray,
+        ends: IntArray,
+        *,
+        reads_index: bool,
+    ) -> PagedView:
+        spec = self.groups[name].spec
+        if not spec.ratio:
+            return PagedView(self._tensor(slots))
+        ratio = spec.ratio
+        pooled = np.minimum(self._num_pooled[name][rows], starts // ratio)
+        if not reads_index or slots.shape[1] <= spec.dense_limit:
+            self._num_pooled[name][rows] = pooled
+            return PagedView(self._tensor(slots))
+        complete = ends // ratio
+        self._num_pooled[name][rows] = complete
+        blocks = pooled[:, None] + np.arange(int((complete - pooled).max()))
+        is_block = blocks < complete[:, None]
+        blocks = np.where(is_block, blocks, 0)
+        places = blocks[..., None] * ratio + np.arange(ratio)
+        raw = np.take_along_axis(slots, places.reshape(len(rows), -1), axis=1)
+        raw = raw.reshape(places.shape)
+        num_blocks = slots.shape[1] // ratio
+        return PagedView(
+            self._tensor(slots),
+            self._tensor(slots[:, : num_blocks * ratio : ratio] // ratio),
+            IndexRebuild(
+                self._tensor(blocks),
+                self._tensor(raw),
+                self._tensor(np.where(is_block, raw[..., 0] // ratio, 0)),
+            ),
+        )
+
+    def _tensor(self, array: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.device)

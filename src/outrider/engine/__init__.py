@@ -1,0 +1,1 @@
+"""The step, and what carries it: scheduler, model runner, engine."""

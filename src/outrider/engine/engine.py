@@ -1,0 +1,286 @@
+"""The step of speculative decoding, and the engine that owns its parts."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.engine.cache_plan import plan_cache
+from outrider.engine.margins import sequence_margins
+from outrider.engine.model_runner import ModelRunner
+from outrider.engine.scheduler import Scheduler
+from outrider.errors import ConfigError, RequestError
+from outrider.models.qwen4_exp.cache_specs import mtp_layer_states, target_layer_states
+from outrider.models.qwen4_exp.weights import load_model
+from outrider.request import Request
+from outrider.sampling_params import SamplingParams
+from outrider.spec_decode.interface import NoProposer, Proposer
+from outrider.spec_decode.mtp_proposer import MTPProposer
+from outrider.spec_decode.rejection_sampler import RejectionSampler
+from outrider.spec_decode.request_sampling import SamplingDefaults
+from outrider.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from outrider.cache.cache_manager import CacheManager
+    from outrider.config import EngineConfig
+    from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
+    from outrider.outputs import StepOutput
+    from outrider.spec_decode.metrics import SpecDecodeMetrics
+
+
+BUNDLED_MODEL_DIR = Path(__file__).parents[1] / "bundled"
+
+
+class EngineCore:
+    """The step, over parts that are given to it.
+
+    Args:
+        scheduler: who runs.
+        model_runner: the target.
+        rejection_sampler: what stays.
+        cache_manager: every kind of state.
+        proposer: what may come next.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        model_runner: ModelRunner,
+        rejection_sampler: RejectionSampler,
+        cache_manager: CacheManager,
+        proposer: Proposer,
+    ) -> None:
+        self.scheduler = scheduler
+        self.model_runner = model_runner
+        self.rejection_sampler = rejection_sampler
+        self.cache_manager = cache_manager
+        self.proposer = proposer
+
+    @torch.inference_mode()
+    def step(self) -> list[StepOutput]:
+        """Draft, verify, accept, commit, propose: one pass of the target for every request.
+
+        Prefill is the same path with no drafts, and plain decoding is K = 0.
+        """
+        batch = self.scheduler.schedule()
+        target = self.model_runner.verify(batch)
+        result = self.rejection_sampler(batch, target.logits)
+        self.cache_manager.commit(batch.spans, result.num_accepted_tokens)
+        drafts = self.proposer.propose(batch, target.hidden_states, result)
+        return self.scheduler.update(batch, result, drafts)
+
+
+class LLMEngine(EngineCore):
+    """A model with its caches, ready for requests of token ids.
+
+    Args:
+        config: every option.
+        model: the loaded target, with its head where drafts are asked for.
+        tokenizer: ids that it does not have are padding of the vocabulary, never drafted or
+            emitted, and its end-of-sequence ids end an output. Without one the whole vocabulary
+            is used, and the model configuration's end-of-sequence ids.
+
+    Raises:
+        ConfigError: the options do not fit the model or the memory.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        model: Qwen4ExpForCausalLM,
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        config = config.resolve()
+        self.config = config
+        self.model = model
+        self.model_config = model.config
+        self.max_model_len = _max_model_len(config, model)
+        self._tokenizer = tokenizer
+        self.eos_token_ids = frozenset(model.config.eos_token_ids)
+        self.num_allowed_tokens = model.config.vocab_size
+        if tokenizer is not None:
+            self.eos_token_ids |= frozenset(tokenizer.eos_token_ids)
+            self.num_allowed_tokens = tokenizer.num_tokens
+        self.num_steps = 0
+        self.cache_plan = plan_cache(config, model, self.max_model_len)
+        cache_manager = self.cache_plan.build()
+        self.sampling_defaults = defaults = SamplingDefaults(
+            config.rejection_sample_method,
+            model.config.vocab_size,
+            self.num_allowed_tokens,
+            cache_manager.device,
+        )
+        super().__init__(
+            Scheduler(
+                cache_manager,
+                max_num_batched_tokens=config.max_num_batched_tokens,
+                num_speculative_tokens=config.num_speculative_tokens,
+            ),
+            ModelRunner(
+                model, cache_manager, target_layer_states(model.config, cache_manager.groups)
+            ),
+            RejectionSampler(defaults),
+            cache_manager,
+            _proposer(config, model, cache_manager, defaults),
+        )
+
+    @classmethod
+    def from_config(cls, config: EngineConfig) -> LLMEngine:
+        """Loads the checkpoint that the options name, the bundled one if they name none.
+
+        Raises:
+            OutriderError: the checkpoint or the options cannot be used, in one line.
+        """
+        config = config.resolve()
+        model_dir = BUNDLED_MODEL_DIR if config.model is None else Path(config.model)
+        model = load_model(
+            model_dir,
+            device=config.device,
+            dtype=config.torch_dtype,
+            want_mtp=config.speculative is not None,
+            max_positions=config.max_model_len,
+        )
+        tokenizer = Tokenizer.from_pretrained(model_dir, model.config.vocab_size)
+        return cls(config, model, tokenizer)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        assert self._tokenizer is not None, "this engine was made without a tokenizer"
+        return self._tokenizer
+
+    @property
+    def metrics(self) -> SpecDecodeMetrics:
+        """Sums over all requests so far."""
+        return self.scheduler.metrics
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether `step` has anything to do."""
+        return self.scheduler.has_unfinished_requests
+
+    def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
+        """Raises the RequestError that `add_request` would."""
+        num_prompt = len(prompt_token_ids)
+        if not num_prompt:
+            raise RequestError("the prompt is empty: at least one token is needed")
+        for token_id in prompt_token_ids:
+            if not 0 <= token_id < self.num_allowed_tokens:
+                raise RequestError(
+                    f"token id {token_id} is out of range: ids are 0 to "
+                    f"{self.num_allowed_tokens - 1}"
+                )
+        if num_prompt >= self.max_model_len:
+            raise RequestError(
+                f"the prompt has {num_prompt} tokens, and max_model_len {self.max_model_len} "
+                "leaves no room for output"
+            )
+        wanted = params.num_speculative_tokens
+        most = self.config.num_speculative_tokens
+        if wanted is not None and wanted > most:
+            raise RequestError(f"num_speculative_tokens {wanted} is more than the engine's {most}")
+        if not self.cache_manager.fits(num_prompt + self._max_output_tokens(num_prompt, params)):
+            raise RequestError(
+                f"the prompt of {num_prompt} tokens and its output do not fit into the caches: "
+                "raise kv_cache_memory or lower max_tokens"
+            )
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        choice_index: int = 0,
+    ) -> None:
+        """Queues a request.
+
+        Args:
+            request_id: unique among those that are not finished.
+            prompt_token_ids: at least one, in the range of the tokenizer.
+            params: what is asked for.
+            choice_index: among the choices of one user request with one seed.
+
+        Raises:
+            RequestError: it can never run.
+        """
+        if request_id in self.scheduler:
+            raise RequestError(f"request id {request_id!r} is in use")
+        self.check_request(prompt_token_ids, params)
+        stops = set(params.stop_token_ids)
+        if not params.ignore_eos:
+            stops |= self.eos_token_ids
+        self.scheduler.add(
+            Request(
+                request_id=request_id,
+                token_ids=list(prompt_token_ids),
+                num_prompt_tokens=len(prompt_token_ids),
+                params=params,
+                max_output_tokens=self._max_output_tokens(len(prompt_token_ids), params),
+                stop_token_ids=frozenset(stops),
+                seed=self._seed(params),
+                choice=choice_index,
+            )
+        )
+
+    def abort_request(self, request_id: str) -> None:
+        """Drops a request; an id that is unknown or finished is no error."""
+        self.scheduler.abort(request_id)
+
+    def step(self) -> list[StepOutput]:
+        """One step (`EngineCore.step`); nothing to do is an empty list."""
+        if not self.has_unfinished_requests():
+            return []
+        self.num_steps += 1
+        return super().step()
+
+    def margins(
+        self, token_ids: Sequence[int], num_prompt_tokens: int, params: SamplingParams
+    ) -> Tensor:
+        """How near each position of a sequence is to another outcome (`sequence_margins`)."""
+        return sequence_margins(self, token_ids, num_prompt_tokens, params)
+
+    def _max_output_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
+        room = self.max_model_len - num_prompt_tokens
+        return room if params.max_tokens is None else min(room, params.max_tokens)
+
+    def _seed(self, params: SamplingParams) -> int:
+        """The request's seed; without one, of its own entropy."""
+        return secrets.randbits(63) if params.seed is None else params.seed
+
+
+def _max_model_len(config: EngineConfig, model: Qwen4ExpForCausalLM) -> int:
+    limit = model.rotary.max_positions
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is more than the checkpoint's {limit}"
+        )
+    return config.max_model_len or limit
+
+
+def _proposer(
+    config: EngineConfig,
+    model: Qwen4ExpForCausalLM,
+    cache_manager: CacheManager,
+    defaults: SamplingDefaults,
+) -> Proposer:
+    speculative = config.speculative
+    if speculative is None:
+        return NoProposer()
+    shares_index = speculative.index_share_for_mtp_iteration
+    if shares_index is None:
+        shares_index = model.config.index_share_for_mtp_iteration
+    return MTPProposer(
+        model,
+        cache_manager,
+        mtp_layer_states(model.config.mtp_num_hidden_layers, cache_manager.groups),
+        defaults,
+        num_speculative_tokens=speculative.num_speculative_tokens,
+        draft_sample_method=speculative.draft_sample_method,
+        shares_index=shares_index,
+    )

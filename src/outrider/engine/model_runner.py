@@ -1,0 +1,114 @@
+"""Runs the target over the rows of a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from outrider.batch import ForwardBatch, MarginProbe, ScheduledBatch
+from outrider.models.qwen4_exp.cache_specs import TARGET_GROUPS
+
+if TYPE_CHECKING:
+    from outrider.cache.cache_manager import CacheManager
+    from outrider.cache.layer_states import LayerStates
+    from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
+    from outrider.request import Request
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """What one pass of the target yields.
+
+    Attributes:
+        logits: [R, V], for each request that samples one row per draft and one more.
+        hidden_states: [T, W], streams of every row, before the final mixer.
+    """
+
+    logits: Tensor
+    hidden_states: Tensor
+
+
+class ModelRunner:
+    """Builds the rows of a step and runs the target over them.
+
+    Args:
+        model: the target.
+        cache_manager: of the engine.
+        states: of the target's layers.
+    """
+
+    def __init__(
+        self,
+        model: Qwen4ExpForCausalLM,
+        cache_manager: CacheManager,
+        states: list[LayerStates],
+    ) -> None:
+        self._model = model
+        self._cache_manager = cache_manager
+        self._states = states
+        self._group_names = [name for name in TARGET_GROUPS if name in cache_manager.groups]
+        self._context_size = model.config.ngram_size - 1
+        self._filler = model.config.eos_token_id or 0
+
+    def verify(self, batch: ScheduledBatch, probe: MarginProbe | None = None) -> TargetOutput:
+        """One pass over every row: for each request its certain tokens, then its drafts.
+
+        Args:
+            batch: what runs.
+            probe: collects the margins of discrete choices.
+        """
+        contexts = [
+            self._context(request, span.start)
+            for request, span in zip(batch.requests, batch.spans, strict=True)
+        ]
+        positions, slot_mapping, windows = self._cache_manager.plan(
+            batch.spans, self._group_names, contexts
+        )
+        rows = ForwardBatch(self._token_ids(batch), positions, slot_mapping, windows)
+        hidden_states = self._model.model(rows, self._states, probe)
+        sampled = self._sampled_rows(batch)
+        sampled_states = hidden_states if sampled is None else hidden_states[sampled]
+        return TargetOutput(self._model.logits(sampled_states), hidden_states)
+
+    def _context(self, request: Request, start: int) -> list[int]:
+        """The token ids before a position, end-of-text before the start of the sequence."""
+        known = request.token_ids[max(start - self._context_size, 0) : start]
+        return [self._filler] * (self._context_size - len(known)) + known
+
+    def _token_ids(self, batch: ScheduledBatch) -> Tensor:
+        """[T] ids: certain ones from the host, drafts from where the proposer left them."""
+        token_ids: list[int] = []
+        draft_rows: list[int] = []
+        owners: list[int] = []
+        depths: list[int] = []
+        for i, (request, span) in enumerate(zip(batch.requests, batch.spans, strict=True)):
+            token_ids += request.token_ids[span.start : span.start + span.num_certain_rows]
+            draft_rows += range(len(token_ids), len(token_ids) + span.num_drafts)
+            owners += [i] * span.num_drafts
+            depths += range(span.num_drafts)
+            token_ids += [self._filler] * span.num_drafts
+        device = self._cache_manager.device
+        ids = torch.tensor(token_ids, device=device)
+        if draft_rows:
+            assert batch.drafts is not None, "a span with drafts comes with them"
+            drafts = batch.drafts.token_ids[
+                torch.tensor(owners, device=device), torch.tensor(depths, device=device)
+            ]
+            # A slot without a draft still runs on some id; its row is rejected like any other.
+            ids[torch.tensor(draft_rows, device=device)] = drafts.clamp(min=0)
+        return ids
+
+    def _sampled_rows(self, batch: ScheduledBatch) -> Tensor | None:
+        """Rows that need logits: the last certain row and the drafts; None if that is all rows."""
+        rows: list[int] = []
+        offset = 0
+        for span, is_sampling in zip(batch.spans, batch.is_sampling, strict=True):
+            if is_sampling:
+                rows += range(offset + span.num_certain_rows - 1, offset + span.num_rows)
+            offset += span.num_rows
+        return (
+            None if len(rows) == offset else torch.tensor(rows, device=self._cache_manager.device)
+        )

@@ -1,0 +1,179 @@
+"""Decides who runs, and takes up what came out."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from outrider.batch import DraftTokens, RowSpan, SampledTokens, ScheduledBatch
+from outrider.outputs import FinishReason, StepOutput
+from outrider.spec_decode.metrics import SpecDecodeMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outrider.cache.cache_manager import CacheManager
+    from outrider.request import Request
+
+
+class Scheduler:
+    """First come, first served; running requests go before waiting ones.
+
+    A request is admitted when its whole length finds room in the caches, so that none that runs
+    has ever to give way.
+
+    Args:
+        cache_manager: of the engine.
+        max_num_batched_tokens: rows of a step; a longer prompt runs in pieces.
+        num_speculative_tokens: K, for the lists of the metrics.
+    """
+
+    def __init__(
+        self,
+        cache_manager: CacheManager,
+        *,
+        max_num_batched_tokens: int,
+        num_speculative_tokens: int,
+    ) -> None:
+        self._cache_manager = cache_manager
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._requests: dict[str, Request] = {}
+        self._drafts: DraftTokens | None = None
+        self.metrics = SpecDecodeMetrics(num_speculative_tokens)
+        self.num_fallbacks = 0
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step would do anything."""
+        return bool(self._requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._requests
+
+    def add(self, request: Request) -> None:
+        """Puts a request at the end of the queue."""
+        self._requests[request.request_id] = request
+        self._waiting.append(request)
+
+    def abort(self, request_id: str) -> None:
+        """Drops a request between two steps; an unknown id is no error."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return
+        if request.row is None:
+            self._waiting.remove(request)
+        else:
+            self._running.remove(request)
+            self._cache_manager.free(request.row)
+
+    def schedule(self) -> ScheduledBatch:
+        """Chooses the rows of the next step."""
+        self._admit()
+        budget = self._max_num_batched_tokens
+        requests: list[Request] = []
+        spans: list[RowSpan] = []
+        is_sampling: list[bool] = []
+        for request in self._running:
+            if budget == 0:
+                break
+            remaining = len(request.token_ids) - request.num_computed_tokens
+            num_certain = min(remaining, budget)
+            is_last_piece = num_certain == remaining
+            num_drafts = min(request.num_drafts, budget - num_certain) if is_last_piece else 0
+            assert request.row is not None, "a running request has a row"
+            requests.append(request)
+            spans.append(
+                RowSpan(
+                    request.row, request.num_computed_tokens, num_certain + num_drafts, num_drafts
+                )
+            )
+            is_sampling.append(is_last_piece)
+            budget -= num_certain + num_drafts
+        return ScheduledBatch(requests, spans, is_sampling, self._select_drafts(requests, spans))
+
+    def update(
+        self, batch: ScheduledBatch, result: SampledTokens, drafts: DraftTokens | None
+    ) -> list[StepOutput]:
+        """Takes up the tokens of a step: cuts them at a stop or the cap, counts, frees.
+
+        Returns:
+            One output for each request that emitted something or ended.
+        """
+        outputs = []
+        self._drafts = drafts
+        self.num_fallbacks += result.num_fallbacks
+        for request in self._running:
+            request.num_drafts = 0
+        finished = []
+        for i, request in enumerate(batch.requests):
+            span = batch.spans[i]
+            request.num_computed_tokens += span.num_certain_rows + result.num_accepted_tokens[i]
+            if not batch.is_sampling[i]:
+                continue
+            new_token_ids, reason, stop_reason = _cut(request, result.output_token_ids[i])
+            if result.is_broken[i]:
+                reason = "error"
+            request.token_ids += new_token_ids
+            num_accepted = min(result.num_accepted_tokens[i], len(new_token_ids))
+            self.metrics.observe(span.num_drafts, num_accepted, len(new_token_ids))
+            outputs.append(
+                StepOutput(
+                    request.request_id,
+                    new_token_ids,
+                    span.num_drafts,
+                    num_accepted,
+                    reason,
+                    stop_reason,
+                )
+            )
+            if reason is not None:
+                finished.append(request)
+                assert request.row is not None, "a running request has a row"
+                self._cache_manager.free(request.row, is_broken=result.is_broken[i])
+                del self._requests[request.request_id]
+            elif drafts is not None:
+                request.draft_index, request.num_drafts = i, drafts.num_drafts[i]
+        if finished:
+            self._running = [request for request in self._running if request not in finished]
+        return outputs
+
+    def _admit(self) -> None:
+        while self._waiting:
+            request = self._waiting[0]
+            num_tokens = request.num_prompt_tokens + request.max_output_tokens
+            if not self._cache_manager.can_allocate(num_tokens):
+                return
+            request.row = self._cache_manager.allocate(num_tokens)
+            self._running.append(self._waiting.popleft())
+
+    def _select_drafts(self, requests: list[Request], spans: list[RowSpan]) -> DraftTokens | None:
+        """The waiting drafts, brought into the order of the batch."""
+        drafts = self._drafts
+        num_drafts = [span.num_drafts for span in spans]
+        if drafts is None or not any(num_drafts):
+            return None
+        order = [request.draft_index if request.num_drafts else 0 for request in requests]
+        if order == list(range(len(drafts.num_drafts))):
+            return DraftTokens(drafts.token_ids, drafts.probs, num_drafts)
+        return drafts.select(torch.tensor(order, device=drafts.token_ids.device), num_drafts)
+
+
+def _cut(
+    request: Request, token_ids: Sequence[int]
+) -> tuple[list[int], FinishReason | None, int | None]:
+    """Ends a run at the first stop token or at the cap.
+
+    Returns:
+        The tokens that are emitted, why the request ends (None if it goes on), and the id that
+        stopped it.
+    """
+    room = request.max_output_tokens - request.num_output_tokens
+    kept = list(token_ids[:room])
+    for place, token_id in enumerate(kept):
+        if token_id in request.stop_token_ids:
+            return kept[: place + 1], "stop", token_id
+    return kept, "length" if len(kept) == room else None, None

@@ -1,0 +1,47 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from outrider.sampling_params import SamplingParams
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt, what was emitted so far, and where its state lies.
+
+    Attributes:
+        request_id: unique among the requests that are not finished.
+        token_ids: prompt, then output.
+        num_prompt_tokens: how many of them are the prompt.
+        params: what was asked for.
+        max_output_tokens: emitted at most, already cut to what max_model_len leaves.
+        stop_token_ids: ids that end the output, the end-of-sequence ids included unless ignored.
+        seed: of the random streams.
+        choice: index among the choices of one user request, part of the random key.
+        num_computed_tokens: rows that have run and are kept; set by the scheduler.
+        row: place in the cache tables, None while waiting; set by the scheduler.
+        draft_index: row of the last `DraftTokens`; meaningless while num_drafts is 0.
+        num_drafts: drafts that wait to be verified; set by the scheduler.
+    """
+
+    request_id: str
+    token_ids: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams
+    max_output_tokens: int
+    stop_token_ids: frozenset[int]
+    seed: int
+    choice: int = 0
+    num_computed_tokens: int = field(default=0)
+    row: int | None = None
+    draft_index: int = 0
+    num_drafts: int = 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.token_ids) - self.num_prompt_tokens
