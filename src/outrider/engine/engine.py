@@ -16,7 +16,6 @@ from outrider.errors import ConfigError, RequestError
 from outrider.models.qwen4_exp.cache_specs import mtp_layer_states, target_layer_states
 from outrider.models.qwen4_exp.weights import load_model
 from outrider.request import Request
-from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.interface import NoProposer, Proposer
 from outrider.spec_decode.mtp_proposer import MTPProposer
 from outrider.spec_decode.rejection_sampler import RejectionSampler
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from outrider.config import EngineConfig
     from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
     from outrider.outputs import StepOutput
+    from outrider.sampling_params import SamplingParams
     from outrider.spec_decode.metrics import SpecDecodeMetrics
 
 

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 
 def rms_normalise(x: Tensor, eps: float) -> Tensor:
-    """x / rms(x) over the last dimension, in float32 or better, in the dtype of x."""
+    """X / rms(x) over the last dimension, in float32 or better, in the dtype of x."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(sum x^2 + eps) over the last dimension."""
+    """X / sqrt(sum x^2 + eps) over the last dimension."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
 

@@ -111,7 +111,8 @@ class DecoderLayer(nn.Module):
         options: SequenceOptions,
         collected: SequenceOutput,
         *,
-        past: list[tuple[Tensor, Tensor]] | None = None,
+        past: list[DepthRows] | None = None,
+        depth: int = 0,
     ) -> Tensor:
         """Whole sequences [B, T, W] from empty states, differentiable.
 
@@ -121,7 +122,8 @@ class DecoderLayer(nn.Module):
             angles: of positions 0..T-1.
             options: how to run.
             collected: gathers router logits and indexer losses.
-            past: keys and values of shallower draft depths (`SparseAttention.forward_sequence`).
+            past: rows of shallower draft depths (`SparseAttention.forward_sequence`).
+            depth: draft depth of this call.
         """
         if self.ple is not None:
             assert token_ids is not None, "n-grams are made of token ids"
@@ -134,6 +136,7 @@ class DecoderLayer(nn.Module):
                 hidden,
                 angles,
                 past=past,
+                depth=depth,
                 dense=options.dense_attention,
                 want_index_loss=options.want_index_losses,
             )

@@ -55,7 +55,7 @@ class GatedDeltaNet(nn.Module):
         return decay, torch.sigmoid(self.in_proj_b(hidden))
 
     def _heads(self, columns: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolves [b, history + L, channels] and splits into q, k [b, L, hk, dk], v [.., h, dv]."""
+        """Convolves [b, history + L, channels]; returns q, k [b, L, hk, dk] and v [b, L, h, dv]."""
         mixed = F.silu(causal_conv(columns, self.conv1d.weight[:, 0]))
         q, k, v = mixed.split([self.key_dim, self.key_dim, mixed.shape[-1] - 2 * self.key_dim], -1)
         q = l2_normalise(q.unflatten(-1, (-1, self.key_head_dim))) * self.key_head_dim**-0.5

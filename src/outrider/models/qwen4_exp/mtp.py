@@ -119,14 +119,20 @@ class MultiTokenPredictor(nn.Module):
         options = options or SequenceOptions()
         places = torch.arange(streams.shape[1], device=streams.device)
         angles = self._rotary[0].angles(places)
-        pasts: list[list[tuple[Tensor, Tensor]]] = [[] for _ in self.layers]
+        pasts: list[list[DepthRows]] = [[] for _ in self.layers]
         outputs: list[SequenceOutput] = []
         for depth in range(num_depths):
             output = SequenceOutput(streams)
             fused = self.fuse(streams, embedded)
             depth_options = options if depth == 0 else SequenceOptions(options.dense_attention)
             output.streams = self.layer(depth).forward_sequence(
-                fused, None, angles, depth_options, output, past=pasts[depth % len(self.layers)]
+                fused,
+                None,
+                angles,
+                depth_options,
+                output,
+                past=pasts[depth % len(self.layers)],
+                depth=depth,
             )
             outputs.append(output)
             streams = torch.roll(output.streams, 1, dims=1)

@@ -29,6 +29,21 @@ Angles = tuple[Tensor, Tensor]
 """Cosines and sines of a row's position, [..., rotary_dim / 2] each."""
 
 
+@dataclass(frozen=True)
+class DepthRows:
+    """What a layer keeps of one draft depth over whole sequences.
+
+    Attributes:
+        depth: 0-based.
+        key: [B, T, Hk, D].
+        value: [B, T, Hk, D].
+    """
+
+    depth: int
+    key: Tensor
+    value: Tensor
+
+
 class IndexShare:
     """One selection for all draft steps of an iteration (index_share_for_mtp_iteration).
 
@@ -277,7 +292,8 @@ class SparseAttention(nn.Module):
         hidden: Tensor,
         angles: Angles,
         *,
-        past: list[tuple[Tensor, Tensor]] | None = None,
+        past: list[DepthRows] | None = None,
+        depth: int = 0,
         dense: bool = False,
         want_index_loss: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -286,10 +302,10 @@ class SparseAttention(nn.Module):
         Args:
             hidden: [B, T, C].
             angles: of positions 0..T-1, [T, rotary_dim / 2] each.
-            past: keys and values [B, T, Hk, D] of shallower draft depths, the first depth first.
-                This call's own are appended. With j depths before this one, row p attends to
-                the first depth's rows up to p - j and then to one row of each deeper depth, as
-                a draft step does at inference.
+            past: what the layer kept of shallower draft depths; this call's rows are appended.
+                Row p attends to its first depth's rows up to p - j, j depths back, and then to
+                one row of each deeper depth, as a draft step does at inference.
+            depth: of this call.
             dense: attend to everything visible, whatever the indexer says.
             want_index_loss: also return the distillation loss of the indexer.
 
@@ -298,7 +314,7 @@ class SparseAttention(nn.Module):
         """
         query, gate, key, value = self._project(hidden, angles)
         past = [] if past is None else past
-        past.append((key, value))
+        past.append(DepthRows(depth, key, value))
         batch, length = hidden.shape[:2]
         positions = torch.arange(length, device=hidden.device).expand(batch, length)
         needs_index = not dense and length > self.indexer.dense_limit
@@ -312,13 +328,14 @@ class SparseAttention(nn.Module):
                 scores.detach(), positions, indexer.ratio, indexer.num_selected
             )
             mask = selection_mask(is_selected, positions, indexer.ratio, length)
-        if len(past) > 1:
-            mask = _unrolled_mask(mask, len(past) - 1)
-            key, value = (torch.cat(parts, dim=1) for parts in zip(*past, strict=True))
+        if depth:
+            mask = _unrolled_mask(mask, [rows.depth for rows in past])
+            key = torch.cat([rows.key for rows in past], dim=1)
+            value = torch.cat([rows.value for rows in past], dim=1)
         mixed = attend(query, key, value, mask.expand(batch, -1, -1))
         loss = None
         if want_index_loss and scores is not None:
-            loss = self._index_loss(query.detach(), past[-1][0].detach(), scores)
+            loss = self._index_loss(query.detach(), past[-1].key.detach(), scores)
         return self._output(mixed, gate), loss
 
     def _sequence_scores(self, hidden: Tensor, angles: Angles) -> Tensor:
@@ -359,19 +376,24 @@ class SparseAttention(nn.Module):
         return (target * (target.clamp(min=1e-9).log() - log_probs)).sum(-1).mean()
 
 
-def _unrolled_mask(mask: Tensor, depth: int) -> Tensor:
-    """Mask of a draft depth over the keys of all depths, laid one after the other.
+def _unrolled_mask(mask: Tensor, depths: list[int]) -> Tensor:
+    """Mask of a draft depth over the rows that its layer kept of all its depths, one after another.
+
+    Rows p < d of a depth d have no predecessor. No row but themselves attends to them: they were
+    made from what `torch.roll` brings in, the end of the sequence.
 
     Args:
         mask: [b, T, T], what a row of the first depth attends to.
-        depth: j >= 1.
+        depths: of the rows kept, ascending; the last one is the depth that attends, 1 or more.
 
     Returns:
-        [b, T, (j + 1) T]: the first depth up to p - j, then row p - j + i of depth i.
+        [b, T, len(depths) * T]: of the first depth the rows up to p - j, j depths back, and of
+        each other depth d the row p - (depths[-1] - d).
     """
-    length = mask.shape[-1]
+    length, first, last = mask.shape[-1], depths[0], depths[-1]
     places = torch.arange(length, device=mask.device)
     offset = places[:, None] - places[None, :]
-    parts = [mask & (offset >= depth)]
-    parts += [(offset == depth - i).expand_as(mask) for i in range(1, depth + 1)]
-    return torch.cat(parts, dim=-1)
+    seen = mask & (offset >= last - first) & (places >= first)
+    if first == last:
+        seen = seen | (offset == 0)
+    return torch.cat([seen, *((offset == last - d).expand_as(mask) for d in depths[1:])], dim=-1)
