@@ -1,0 +1,1 @@
+"""Where users come in: the Python API, the command line, the demonstration."""

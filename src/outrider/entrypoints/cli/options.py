@@ -1,0 +1,175 @@
+"""Flags made from the fields of the configuration classes, so that neither falls behind."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+from dataclasses import fields
+from functools import wraps
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import typer
+
+from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig, parse_json_object
+from outrider.errors import ConfigError, shown
+from outrider.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+Options = dict[str, Any]
+
+# Fields whose flag has another name than the field.
+_FLAG_NAMES = {"rejection_sample_method": "--rule", "stop_token_ids": "--stop-token-id"}
+# Given as text and parsed by EngineConfig, with what the help shows for the text.
+_TEXT_FIELDS = {"kv_cache_memory": "SIZE", "speculative": "JSON", "rejection_sampler": "JSON"}
+# Options of vLLM's that hold these fields.
+_OPTION_NAMES = {"speculative": "speculative_config", "rejection_sampler": "additional_config"}
+# The seed of a command is that of its requests, and -k their number of drafts.
+_FIELDS_ELSEWHERE = {EngineConfig: ("seed",), SamplingParams: ("num_speculative_tokens",)}
+
+
+def takes_engine_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command a flag for each engine option; it gets those given as `engine_options`."""
+    return _with_flags(command, "engine_options", _flags(EngineConfig, {}, "Engine"))
+
+
+def takes_sampling_options(
+    **defaults: object,
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Gives a command a flag for each sampling parameter; it gets them as `sampling_options`.
+
+    Args:
+        defaults: what the command uses where a flag is missing, shown in its help.
+    """
+    flags = _flags(SamplingParams, defaults, "Sampling")
+    return lambda command: _with_flags(command, "sampling_options", flags)
+
+
+def parse_k_list(text: str) -> list[int]:
+    """Numbers of drafts from a comma list with ranges: "1,3" or "1-8"."""
+    numbers: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?", part)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
+        if not 1 <= first <= last <= MAX_SPECULATIVE_TOKENS:
+            raise ConfigError(
+                f"-k must be numbers from 1 to {MAX_SPECULATIVE_TOKENS} such as 3, 1,2,4 or 1-8, "
+                f"got {shown(text)}"
+            )
+        numbers += range(first, last + 1)
+    return sorted(set(numbers))
+
+
+def speculative_options(k: int | None, text: str | None) -> Options | None:
+    """What -k and --speculative-config ask for together; None is plain decoding.
+
+    Args:
+        k: drafts per step, None where -k is missing.
+        text: the JSON given as --speculative-config, if any.
+    """
+    if k is not None and not 0 <= k <= MAX_SPECULATIVE_TOKENS:
+        raise ConfigError(f"-k must be from 0 to {MAX_SPECULATIVE_TOKENS}, got {k}")
+    if text is None:
+        return {"method": "mtp", "num_speculative_tokens": k} if k else None
+    config = parse_json_object("--speculative-config", text)
+    if k is not None and config.setdefault("num_speculative_tokens", k) != k:
+        raise ConfigError(
+            f"-k asks for {k} drafts but --speculative-config for num_speculative_tokens "
+            f"{shown(config['num_speculative_tokens'])}: give one of the two"
+        )
+    return config
+
+
+def _with_flags(
+    command: Callable[..., int], name: str, flags: list[inspect.Parameter]
+) -> Callable[..., int]:
+    """Replaces the argument `name` of a command by flags; those given arrive in it as a dict."""
+    signature = inspect.signature(command, eval_str=True)
+    assert name in signature.parameters, f"{command.__name__} takes no {name}"
+
+    @wraps(command)
+    def wrapper(**values: Any) -> int:
+        given = {flag.name: values.pop(flag.name) for flag in flags}
+        values[name] = {key: value for key, value in given.items() if value not in (None, [])}
+        return command(**values)
+
+    kept = [parameter for parameter in signature.parameters.values() if parameter.name != name]
+    wrapper.__signature__ = signature.replace(parameters=[*kept, *flags])  # type: ignore[attr-defined]
+    # typer reads both.
+    wrapper.__annotations__ = {p.name: p.annotation for p in (*kept, *flags)}
+    return wrapper
+
+
+def _flags(cls: type, defaults: Mapping[str, object], panel: str) -> list[inspect.Parameter]:
+    """One keyword-only parameter, as typer reads it, for each field of a dataclass."""
+    hints, helps = get_type_hints(cls), _field_helps(cls)
+    flags = []
+    for field in fields(cls):
+        name = field.name
+        if name in _FIELDS_ELSEWHERE[cls]:
+            continue
+        default = defaults.get(name, field.default)
+        option_name = _OPTION_NAMES.get(name, name)
+        option = typer.Option(
+            _FLAG_NAMES.get(name, f"--{option_name.replace('_', '-')}"),
+            help=_help(helps[name], name in defaults),
+            show_default=str(default) if isinstance(default, int | float | str) else False,
+            metavar=_TEXT_FIELDS.get(name, _metavar(hints[name])),
+            rich_help_panel=panel,
+        )
+        kind = str if name in _TEXT_FIELDS else _flag_type(hints[name])
+        # None says that the flag was not given, whatever its default is.
+        annotation = Annotated[kind | None, option]  # type: ignore[valid-type]
+        keyword_only = inspect.Parameter.KEYWORD_ONLY
+        flags.append(
+            inspect.Parameter(option_name, keyword_only, default=None, annotation=annotation)
+        )
+    return flags
+
+
+def _without_none(hint: Any) -> Any:
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (one for one in get_args(hint) if one is not type(None))
+    return hint
+
+
+def _flag_type(hint: Any) -> Any:
+    hint = _without_none(hint)
+    if get_origin(hint) is Literal:
+        # The dataclass checks the choice and names those there are.
+        return str
+    return list[int] if get_origin(hint) is not None else hint
+
+
+def _metavar(hint: Any) -> str | None:
+    hint = _without_none(hint)
+    return "|".join(get_args(hint)) if get_origin(hint) is Literal else None
+
+
+def _help(text: str, has_default: bool) -> str:
+    """A field's description in the words of a command line, where None is a missing flag."""
+    if has_default:
+        text = re.sub(r"; None [^;]*$", ".", text)
+    return text.replace("; None is ", "; without it, ")
+
+
+def _field_helps(cls: type) -> dict[str, str]:
+    """What the "Attributes" section of a docstring says about each field."""
+    section = inspect.cleandoc(cls.__doc__ or "").partition("Attributes:\n")[2]
+    helps = {}
+    for entry in re.split(r"\n(?=    \w)", f"\n{section}"):
+        name, _, text = entry.strip().partition(": ")
+        sentence = " ".join(text.split())
+        helps[name] = sentence[:1].upper() + sentence[1:]
+    return helps

@@ -1,0 +1,82 @@
+"""How a program ends: its exit code, and errors as one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING, TextIO
+
+import typer
+
+from outrider.errors import OutriderError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EXIT_ERROR = 2
+EXIT_INTERRUPTED = 130
+
+
+def make_app(name: str) -> typer.Typer:
+    """A program without commands yet."""
+    return typer.Typer(
+        name=name,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        # Paragraphs of a docstring are wrapped to the terminal.
+        rich_markup_mode="markdown",
+    )
+
+
+def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
+    """Runs a program and returns its exit code.
+
+    Wrong input is told in one line on stderr, with exit code 2.
+
+    Args:
+        app: its commands return exit codes.
+        name: of the program, for its help.
+        arguments: without the name of the program; None is those of the process.
+    """
+    _prepare_streams()
+    try:
+        code = typer.main.get_command(app).main(
+            args=None if arguments is None else list(arguments),
+            prog_name=name,
+            standalone_mode=False,
+        )
+        sys.stdout.flush()
+        return int(code or 0)
+    except OutriderError as error:
+        return _fail(str(error))
+    except typer.TyperException as error:
+        return _fail(error.format_message())
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read the output has left. What is still buffered must not fail at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+def _fail(message: str) -> int:
+    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+    return EXIT_ERROR
+
+
+def _prepare_streams() -> None:
+    """Lets no character of a model's text end the program, and shows the package's log."""
+    for stream in (sys.stdout, sys.stderr):
+        _replace_errors(stream)
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("outrider")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+
+
+def _replace_errors(stream: TextIO) -> None:
+    reconfigure = getattr(stream, "reconfigure", None)
+    if reconfigure is not None:
+        reconfigure(errors="replace")

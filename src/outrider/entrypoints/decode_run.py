@@ -1,0 +1,193 @@
+"""Runs a set of prompts through an engine to their end: the loop around `step`.
+
+Everything that decodes to the end goes through here: the Python API, the command line, the
+self-test and the benchmark. So all of them cut text and measure speed alike.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+from outrider.errors import RequestError
+from outrider.outputs import CompletionOutput, RequestOutput
+from outrider.spec_decode.metrics import SpecDecodeMetrics, SpecDecodeStats
+from outrider.tokenizer import IncrementalDetokenizer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from outrider.engine.engine import LLMEngine
+    from outrider.outputs import StepOutput
+    from outrider.sampling_params import SamplingParams
+
+    OnText = Callable[[int, str], object]
+
+# Ids are unique within the process, so that several runs may share an engine.
+_REQUEST_NUMBERS = count()
+
+
+class DecodeStats(SpecDecodeStats):
+    """The figures of a run under the names that the command line prints as JSON."""
+
+    decode_tokens_per_s: float
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """A prompt, ready for the engine.
+
+    Attributes:
+        token_ids: what is run.
+        text: what they were encoded from, or None where ids were given.
+        name: how an error names it, such as "prompts[3]"; empty for a prompt that stands alone.
+    """
+
+    token_ids: list[int]
+    text: str | None = None
+    name: str = ""
+
+
+@dataclass
+class DecodeSpeed:
+    """Tokens and seconds of the steps that decoded and did nothing else.
+
+    A step in which some request emitted its first token ran over that request's prompt as well, so
+    neither its tokens nor its time count.
+
+    Attributes:
+        num_tokens: emitted in those steps.
+        seconds: that those steps took.
+    """
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+    def observe(self, num_tokens: int, seconds: float, has_first_token: bool) -> None:
+        """Counts one step."""
+        if num_tokens and not has_first_token:
+            self.num_tokens += num_tokens
+            self.seconds += seconds
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens of all requests together; 0 where no step only decoded."""
+        return self.num_tokens / self.seconds if self.seconds else 0.0
+
+
+@dataclass
+class _Pending:
+    """One request on its way."""
+
+    index: int
+    output: CompletionOutput
+    detokenizer: IncrementalDetokenizer
+
+
+@dataclass
+class DecodeRun:
+    """Prompts that are decoded together.
+
+    Attributes:
+        engine: runs them; it may serve other requests before and after, but not at once.
+        on_text: called with the index of a prompt and each piece of its text, in order.
+        on_finish: called with the index of a prompt when it ends.
+        metrics: what drafting brought in this run.
+        speed: how fast it decoded.
+    """
+
+    engine: LLMEngine
+    on_text: OnText | None = None
+    on_finish: Callable[[int], object] | None = None
+    metrics: SpecDecodeMetrics = field(init=False)
+    speed: DecodeSpeed = field(default_factory=DecodeSpeed, init=False)
+
+    def __post_init__(self) -> None:
+        self.metrics = SpecDecodeMetrics(self.engine.config.num_speculative_tokens)
+
+    def run(
+        self, prompts: Sequence[EncodedPrompt], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
+        """Decode every prompt to its end.
+
+        Args:
+            prompts: any number.
+            params: one for each prompt.
+
+        Returns:
+            One result for each prompt, in the order of the prompts.
+
+        Raises:
+            RequestError: one of the prompts cannot run; nothing has run then.
+        """
+        for prompt, one in zip(prompts, params, strict=True):
+            self._check(prompt, one)
+        results, pending = [], {}
+        try:
+            for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+                request_id = str(next(_REQUEST_NUMBERS))
+                self.engine.add_request(request_id, prompt.token_ids, one)
+                output = CompletionOutput(index=0, text="", token_ids=[])
+                results.append(RequestOutput(request_id, prompt.text, prompt.token_ids, [output]))
+                detokenizer = IncrementalDetokenizer(self.engine.tokenizer)
+                pending[request_id] = _Pending(index, output, detokenizer)
+            while pending:
+                self._step(pending)
+        finally:
+            # Nothing is pending unless an error or a keyboard interrupt came.
+            for request_id in pending:
+                self.engine.abort_request(request_id)
+        for result in results:
+            result.finished = True
+        return results
+
+    def stats(self) -> DecodeStats:
+        """The figures that go into the command line's JSON."""
+        return {
+            **self.metrics.to_dict(),
+            "decode_tokens_per_s": self.speed.tokens_per_s,
+        }
+
+    def _check(self, prompt: EncodedPrompt, params: SamplingParams) -> None:
+        try:
+            self.engine.check_request(prompt.token_ids, params)
+        except RequestError as error:
+            raise RequestError(f"{prompt.name}: {error}" if prompt.name else str(error)) from None
+
+    def _step(self, pending: dict[str, _Pending]) -> None:
+        start = time.perf_counter()
+        step_outputs = self.engine.step()
+        seconds = time.perf_counter() - start
+        num_tokens, has_first_token = 0, False
+        for step_output in step_outputs:
+            request = pending[step_output.request_id]
+            num_tokens += len(step_output.new_token_ids)
+            has_first_token |= not request.output.token_ids
+            self.metrics.observe(
+                step_output.num_draft_tokens,
+                step_output.num_accepted_tokens,
+                len(step_output.new_token_ids),
+            )
+            self._extend(request, step_output)
+            if step_output.finish_reason is not None:
+                del pending[step_output.request_id]
+                if self.on_finish is not None:
+                    self.on_finish(request.index)
+        self.speed.observe(num_tokens, seconds, has_first_token)
+
+    def _extend(self, request: _Pending, step_output: StepOutput) -> None:
+        """Adds what one step emitted to the request's output."""
+        output, token_ids = request.output, step_output.new_token_ids
+        output.token_ids.extend(token_ids)
+        # The token that stops an output is among its ids and not in its text.
+        is_stopped = step_output.finish_reason == "stop"
+        text = request.detokenizer.append(token_ids[:-1] if is_stopped else token_ids)
+        if step_output.finish_reason is not None:
+            text += request.detokenizer.flush()
+            output.finish_reason = step_output.finish_reason
+            output.stop_reason = step_output.stop_reason
+        output.text += text
+        if text and self.on_text is not None:
+            self.on_text(request.index, text)
