@@ -167,7 +167,7 @@ def test_feedback_is_taken_before_the_mixer() -> None:
     assert (head.run(mixed, token_id, last_kept + 1) - expected).abs().max() > WRONG
 
 
-@pytest.mark.parametrize("num_layers", [1])
+@pytest.mark.parametrize("num_layers", [1, 2])
 def test_no_row_sees_what_comes_after_it(num_layers: int) -> None:
     model = dense_model(NAME, mtp_num_hidden_layers=num_layers)
     ids = random_ids(2, 40, 3)[1, : LENGTH + 1]
@@ -188,9 +188,23 @@ def test_layers_take_turns() -> None:
     layers = list(model.mtp.layers)
     assert len(layers) == 2
     assert [layers.index(model.mtp.layer(step)) for step in range(5)] == [0, 1, 0, 1, 0]
+
+
+def test_two_layers_have_rows_of_their_own() -> None:
+    """Each layer sees the rows that it ran itself: the first those of depths 0 and 2."""
+    model = dense_model(NAME, mtp_num_hidden_layers=2)
     ids = random_ids(2, 40, 3)[1, : LENGTH + 1]
     trunk, depths = unrolled(model, ids)
-    head = PlainHead(model)
-    for position in range(LENGTH):
-        expected = head.run(trunk[position], int(ids[position + 1]), position, layer=0)
-        assert (depths[0][position] - expected).abs().max() < EXACT
+    head, tokens = PlainHead(model), ids[1:].tolist()
+    first = [head.run(trunk[p], tokens[p], p) for p in range(LENGTH)]
+    second = [
+        head.run(first[p - 1], tokens[p], p, layer=1, listed=list(range(1, p + 1)))
+        for p in range(1, LENGTH)
+    ]
+    # From the end: running a row forgets those after it.
+    third = [
+        head.run(second[p - 2], tokens[p], p, listed=[*range(p - 1), p])
+        for p in reversed(range(2, LENGTH))
+    ][::-1]
+    for depth, expected in enumerate((first, second, third)):
+        assert (depths[depth][depth:] - torch.stack(expected)).abs().max() < EXACT

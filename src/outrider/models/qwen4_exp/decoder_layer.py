@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from outrider.batch import ForwardBatch, MarginProbe
     from outrider.cache.layer_states import LayerStates
     from outrider.layers.rotary import RotaryEmbedding
+    from outrider.models.qwen4_exp.sparse_attention import DepthRows
 
 
 @dataclass

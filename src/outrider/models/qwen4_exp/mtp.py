@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from outrider.batch import ForwardBatch
     from outrider.cache.layer_states import LayerStates
     from outrider.layers.rotary import RotaryEmbedding
-    from outrider.models.qwen4_exp.sparse_attention import IndexShare
+    from outrider.models.qwen4_exp.sparse_attention import DepthRows, IndexShare
 
 
 class MultiTokenPredictor(nn.Module):
