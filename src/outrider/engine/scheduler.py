@@ -108,7 +108,6 @@ class Scheduler:
         self.num_fallbacks += result.num_fallbacks
         for request in self._running:
             request.num_drafts = 0
-        finished = []
         for i, request in enumerate(batch.requests):
             span = batch.spans[i]
             request.num_computed_tokens += span.num_certain_rows + result.num_accepted_tokens[i]
@@ -131,14 +130,12 @@ class Scheduler:
                 )
             )
             if reason is not None:
-                finished.append(request)
                 assert request.row is not None, "a running request has a row"
                 self._cache_manager.free(request.row, is_broken=result.is_broken[i])
                 del self._requests[request.request_id]
             elif drafts is not None:
                 request.draft_index, request.num_drafts = i, drafts.num_drafts[i]
-        if finished:
-            self._running = [request for request in self._running if request not in finished]
+        self._running = [r for r in self._running if r.request_id in self._requests]
         return outputs
 
     def _admit(self) -> None:
