@@ -7,6 +7,7 @@ from torch import Tensor
 from outrider.ops.moe import (
     route,
     routed_experts,
+    routed_experts_dense,
     routed_experts_gathered,
     routed_experts_grouped,
     routed_experts_naive,
@@ -80,7 +81,12 @@ def test_both_forms_equal_the_loop(
     choice = random_choice(num_rows, num_experts, k, dtype)
     weights = random_weights(num_experts, dtype)
     expected = routed_experts_naive(hidden, *choice, *weights)
-    for form in (routed_experts_gathered, routed_experts_grouped, routed_experts):
+    for form in (
+        routed_experts_dense,
+        routed_experts_gathered,
+        routed_experts_grouped,
+        routed_experts,
+    ):
         output = form(hidden, *choice, *weights)
         assert output.dtype == dtype
         assert_near(output, expected)
@@ -96,7 +102,7 @@ def test_experts_without_rows() -> None:
             matrix[expert] = torch.nan
     expected = routed_experts_naive(hidden, ids, share, *weights)
     assert not expected.isnan().any()
-    for form in (routed_experts_gathered, routed_experts_grouped):
+    for form in (routed_experts_dense, routed_experts_gathered, routed_experts_grouped):
         assert_near(form(hidden, ids, share, *weights), expected)
 
 
@@ -113,7 +119,9 @@ def test_the_cheaper_form_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen == ["gathered", "gathered", "grouped", "grouped"]
 
 
-@pytest.mark.parametrize("form", [routed_experts_grouped, routed_experts_gathered])
+@pytest.mark.parametrize(
+    "form", [routed_experts_dense, routed_experts_grouped, routed_experts_gathered]
+)
 def test_gradients_equal_those_of_the_loop(form: object) -> None:
     hidden = torch.randn(11, C, dtype=torch.float64)
     ids, share = random_choice(11, 5, 2)
