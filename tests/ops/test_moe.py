@@ -102,21 +102,33 @@ def test_experts_without_rows() -> None:
             matrix[expert] = torch.nan
     expected = routed_experts_naive(hidden, ids, share, *weights)
     assert not expected.isnan().any()
-    for form in (routed_experts_dense, routed_experts_gathered, routed_experts_grouped):
+    for form in (routed_experts_gathered, routed_experts_grouped):
         assert_near(form(hidden, ids, share, *weights), expected)
 
 
 def test_the_cheaper_form_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = []
-    for name in ("gathered", "grouped"):
+    for name in ("dense", "gathered", "grouped"):
         monkeypatch.setattr(
             f"outrider.ops.moe.experts.routed_experts_{name}",
             lambda *args, name=name: chosen.append(name),
         )
-    weights = random_weights(8)
-    for num_rows in (1, 8, 9, 100):
-        routed_experts(torch.randn(num_rows, C), *random_choice(num_rows, 8, 2), *weights)
-    assert chosen == ["gathered", "gathered", "grouped", "grouped"]
+
+    def choose(num_rows: int, num_experts: int, device: str = "cpu") -> None:
+        tensors = (
+            torch.randn(num_rows, C),
+            *random_choice(num_rows, num_experts, 2, torch.float32),
+            *random_weights(num_experts, torch.float32),
+        )
+        routed_experts(*(tensor.to(device) for tensor in tensors))
+
+    choose(1, 8)
+    choose(32, 8)
+    choose(33, 8)
+    choose(1, 9)
+    choose(9, 9, "meta")  # a device whose counts would have to be waited for
+    choose(10, 9, "meta")
+    assert chosen == ["dense", "dense", "grouped", "grouped", "gathered", "grouped"]
 
 
 @pytest.mark.parametrize(

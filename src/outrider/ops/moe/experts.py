@@ -40,7 +40,7 @@ def routed_experts_dense(
 
     Args and result as in `routed_experts_naive`.
     """
-    share = weights.new_zeros(hidden.shape[0], gate_up.shape[0]).scatter(1, expert_ids, weights)
+    share = weights.new_zeros(hidden.shape[0], gate_up.shape[0]).scatter_add(1, expert_ids, weights)
     gate, up = (hidden @ gate_up.transpose(1, 2)).chunk(2, dim=-1)
     outputs = (F.silu(gate) * up) @ down.transpose(1, 2)
     return (outputs * share.t()[..., None]).sum(0)
