@@ -19,7 +19,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with every kind of block, whose head's drafts are hardly ever accepted."""
     torch.manual_seed(0)
-    config = tiny_config(vocab_size=4096, max_position_embeddings=128, eos_token_id=0)
+    config = tiny_config(vocab_size=4096, max_position_embeddings=256, eos_token_id=0)
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
     save_checkpoint(random_model(config), config, folder, torch.float32)
     for name in TOKENIZER_FILES:

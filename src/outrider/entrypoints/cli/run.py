@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 import typer
@@ -12,8 +13,9 @@ import typer
 from outrider.errors import OutriderError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
+EXIT_BROKEN_PIPE = 1
 EXIT_ERROR = 2
 EXIT_INTERRUPTED = 130
 
@@ -39,13 +41,15 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
         name: of the program, for its help.
         arguments: without the name of the program; None is those of the process.
     """
-    _prepare_streams()
+    for stream in (sys.stdout, sys.stderr):
+        _replace_errors(stream)
     try:
-        code = typer.main.get_command(app).main(
-            args=None if arguments is None else list(arguments),
-            prog_name=name,
-            standalone_mode=False,
-        )
+        with _shown_log():
+            code = typer.main.get_command(app).main(
+                args=None if arguments is None else list(arguments),
+                prog_name=name,
+                standalone_mode=False,
+            )
         sys.stdout.flush()
         return int(code or 0)
     except OutriderError as error:
@@ -57,7 +61,7 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
     except BrokenPipeError:
         # Whoever read the output has left. What is still buffered must not fail at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return EXIT_BROKEN_PIPE
 
 
 def _fail(message: str) -> int:
@@ -65,18 +69,24 @@ def _fail(message: str) -> int:
     return EXIT_ERROR
 
 
-def _prepare_streams() -> None:
-    """Lets no character of a model's text end the program, and shows the package's log."""
-    for stream in (sys.stdout, sys.stderr):
-        _replace_errors(stream)
+@contextmanager
+def _shown_log() -> Iterator[None]:
+    """Shows the package's log on stderr, a line a message."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("outrider")
-    logger.handlers = [handler]
+    level = logger.level
+    logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 def _replace_errors(stream: TextIO) -> None:
+    """Lets no character of a model's text end the program."""
     reconfigure = getattr(stream, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="replace")

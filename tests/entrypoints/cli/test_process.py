@@ -1,0 +1,86 @@
+"""The program as a shell sees it: exit codes, streams, signals."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from outrider import __version__
+
+OUTRIDER = [sys.executable, "-m", "outrider"]
+
+
+def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*OUTRIDER, *arguments], text=True, **{**pipes, **options})  # type: ignore[call-overload,no-any-return]
+
+
+def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_the_console_script(model_dir: Path) -> None:
+    script = Path(sys.executable).with_name("outrider")
+    command = [script, "generate", "--model", model_dir, "--max-tokens", "2", "--json"]
+    done = subprocess.run(command, input="import os\n", capture_output=True, text=True, check=True)
+    assert len(json.loads(done.stdout)["outputs"][0]["token_ids"]) == 2
+
+
+def test_version_and_help() -> None:
+    assert finish(start("--version")) == (0, f"outrider {__version__}\n", "")
+    for arguments in (["--help"], ["generate", "--help"], ["check", "--help"]):
+        code, out, err = finish(start(*arguments))
+        assert (code, err) == (0, "")
+        assert "Usage: outrider" in out
+
+
+def test_an_error_is_one_line_and_no_traceback(tmp_path: Path) -> None:
+    code, out, err = finish(start("generate", "a", "--model", str(tmp_path)))
+    assert (code, out) == (2, "")
+    assert err == (
+        f"error: {tmp_path}: neither model.safetensors nor model.safetensors.index.json is there\n"
+    )
+
+
+def test_an_empty_stdin_is_an_empty_prompt(model_dir: Path) -> None:
+    code, out, err = finish(start("generate", "--model", str(model_dir)))
+    assert (code, out) == (2, "")
+    assert err.splitlines()[-1].startswith("error: the prompt is empty")
+
+
+def test_a_reader_that_leaves(model_dir: Path) -> None:
+    process = start(
+        "generate", "a", "--model", str(model_dir), "--max-tokens", "200", "--ignore-eos"
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    process.stdout = None
+    code, _, err = finish(process)
+    assert (code, err) == (1, "")
+
+
+def test_a_terminal_without_unicode(model_dir: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    given = ("generate", "a", "--model", str(model_dir), "--max-tokens", "40", "--ignore-eos")
+    code, out, _ = finish(start(*given, env=environment))
+    assert code == 0
+    # This text has bytes that are no UTF-8.
+    assert "?" in out
+
+
+def test_a_keyboard_interrupt(model_dir: Path) -> None:
+    process = start(
+        "generate", "a", "--model", str(model_dir), "--max-tokens", "250", "--ignore-eos"
+    )
+    assert process.stdout is not None
+    # The first piece says that decoding is under way.
+    assert process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    code, _, err = finish(process)
+    assert (code, err) == (130, "")
+    assert time.monotonic() - started < 60
