@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.engine.cache_plan import plan_cache
 from outrider.engine.margins import sequence_margins
 from outrider.engine.model_runner import ModelRunner
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from outrider.outputs import StepOutput
     from outrider.sampling_params import SamplingParams
     from outrider.spec_decode.metrics import SpecDecodeMetrics
-
-
-BUNDLED_MODEL_DIR = Path(__file__).parents[1] / "bundled"
 
 
 class EngineCore:

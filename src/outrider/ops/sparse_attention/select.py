@@ -42,7 +42,8 @@ def select_blocks(
     Returns:
         is_selected: [b, L, M] bool, min(num_selected, complete blocks) of them True.
         margin: [b, L], gap between the last selected and the best refused score; infinite where
-            no complete block is refused.
+            no complete block is refused, and where both are exactly 0: no head of the indexer
+            looks at either, and rounding does not change that.
     """
     num_blocks = scores.shape[-1]
     complete = (positions + 1) // ratio
@@ -56,8 +57,9 @@ def select_blocks(
     tied = scores == threshold
     room = num_selected - above.sum(-1, keepdim=True)
     is_selected = (above | (tied & (tied.cumsum(-1) <= room))) & is_complete
-    margin = best[..., num_selected - 1] - best[..., num_selected]
-    return is_selected, margin.masked_fill(complete <= num_selected, torch.inf)
+    last, refused = best[..., num_selected - 1], best[..., num_selected]
+    is_certain = (complete <= num_selected) | ((last == 0) & (refused == 0))
+    return is_selected, (last - refused).masked_fill(is_certain, torch.inf)
 
 
 def selected_positions(
