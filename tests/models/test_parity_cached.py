@@ -217,3 +217,25 @@ def test_a_request_that_comes_after_another_finds_nothing_of_it() -> None:
     feeder.sequences[0] = feeder.sequences[1][::-1]
     first.row, first.num_computed_tokens = feeder.manager.allocate(LENGTH), 0
     assert feed_randomly(feeder, 3, seed=2) < EXACT
+
+
+def test_a_broken_request_breaks_no_other() -> None:
+    """A draft whose numbers are not finite, beside a request and before the next one."""
+    model = parity_model(FIRST, torch.float64)
+    broken = next(i for i in range(97) if all(i not in one for one in sequences(2)))
+    with torch.no_grad():
+        model.model.embed_tokens.weight[broken] = torch.nan
+    for start in (5, 30):
+        feeder = Feeder(model, sequences(2), 3)
+        feeder.run([Piece(0, start), Piece(1, start)])
+        pieces = [Piece(0, 1, (broken, 1), 0), Piece(1, 1, tuple(feeder.left(1)[1:2]), 1)]
+        logits = feeder.run(pieces)
+        assert logits[0].isnan().any()
+        rows = slice(start, start + 2)
+        expected = expected_logits(model, [feeder.sequences[1]])[0]
+        assert (logits[1] - expected[rows]).abs().max() < EXACT
+        first = feeder.requests[0]
+        assert first.row is not None
+        feeder.manager.free(first.row, is_broken=True)
+        first.row, first.num_computed_tokens = feeder.manager.allocate(LENGTH), 0
+        assert feed_randomly(feeder, 3, seed=1) < EXACT
