@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.bundled import BUNDLED_PROMPTS
-from outrider.entrypoints.cli.generate import DEFAULT_NUM_SPECULATIVE_TOKENS
-from outrider.entrypoints.cli.options import Options, takes_engine_options
+from outrider.entrypoints.cli.options import (
+    DEFAULT_NUM_SPECULATIVE_TOKENS,
+    Options,
+    takes_engine_options,
+)
 from outrider.entrypoints.cli.prompt_sources import read_prompts_file
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.sampling_params import SamplingParams

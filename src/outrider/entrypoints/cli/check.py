@@ -9,6 +9,7 @@ import typer
 
 from outrider.bundled import BUNDLED_PROMPTS
 from outrider.entrypoints.cli.options import (
+    DEFAULT_NUM_SPECULATIVE_TOKENS,
     Options,
     parse_k_list,
     speculative_options,
@@ -43,7 +44,7 @@ def check(
     ] = None,
     k: Annotated[
         str, typer.Option("-k", metavar="LIST", help="Drafts per step: 3, or 1,2,4, or 1-8.")
-    ] = "1-8",
+    ] = str(DEFAULT_NUM_SPECULATIVE_TOKENS),
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens decoded per prompt.")] = 48,
     is_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
     engine_options: Options,

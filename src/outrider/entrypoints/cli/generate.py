@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from outrider.entrypoints.cli.options import (
+    DEFAULT_NUM_SPECULATIVE_TOKENS,
     Options,
     speculative_options,
     takes_engine_options,
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from outrider.entrypoints.decode_run import DecodeStats
     from outrider.outputs import RequestOutput
 
-DEFAULT_NUM_SPECULATIVE_TOKENS = 3
 # Unlike the Python API's: what a person at a terminal expects to see.
 DEFAULTS = {"temperature": 0.0, "max_tokens": 128}
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Options = dict[str, Any]
 
+DEFAULT_NUM_SPECULATIVE_TOKENS = 3
+
 # Fields whose flag has another name than the field.
 _FLAG_NAMES = {"rejection_sample_method": "--rule", "stop_token_ids": "--stop-token-id"}
 # Given as text and parsed by EngineConfig, with what the help shows for the text.

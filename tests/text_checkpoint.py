@@ -1,0 +1,22 @@
+"""A tiny random checkpoint that reads and writes text: the bundled tokenizer, other weights."""
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.models.qwen4_exp.weights import save_checkpoint
+from tests.models.tiny_checkpoint import random_model, tiny_config
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+def write_text_checkpoint(folder: Path) -> Path:
+    """Writes every kind of block and a head whose drafts are hardly ever accepted."""
+    torch.manual_seed(0)
+    config = tiny_config(vocab_size=4096, max_position_embeddings=256, eos_token_id=0)
+    save_checkpoint(random_model(config), config, folder, torch.float32)
+    for name in TOKENIZER_FILES:
+        shutil.copy(BUNDLED_MODEL_DIR / name, folder)
+    return folder
