@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outrider.batch import ForwardBatch, MarginProbe, ScheduledBatch
+from outrider.cache.replay import materialize_delta_net, materialize_ngram
 from outrider.models.qwen4_exp.cache_specs import TARGET_GROUPS
 
 if TYPE_CHECKING:
@@ -50,7 +52,10 @@ class ModelRunner:
         self._cache_manager = cache_manager
         self._states = states
         self._group_names = [name for name in TARGET_GROUPS if name in cache_manager.groups]
-        self._context_size = model.config.ngram_size - 1
+        config = model.config
+        self._context_size = config.ngram_size - 1
+        self._delta_net_history = config.linear_conv_kernel_dim - 1
+        self._ngram_history = (config.ple_conv_kernel_size - 1) * config.ngram_size
         self._filler = model.config.eos_token_id or 0
 
     def verify(self, batch: ScheduledBatch, probe: MarginProbe | None = None) -> TargetOutput:
@@ -72,6 +77,26 @@ class ModelRunner:
         sampled = self._sampled_rows(batch)
         sampled_states = hidden_states if sampled is None else hidden_states[sampled]
         return TargetOutput(self._model.logits(sampled_states), hidden_states)
+
+    def materialize(self, row: int) -> None:
+        """Folds what a request's last pass left pending, so that its states stand for themselves.
+
+        Every pass does so on its way; this is for when none follows.
+        """
+        manager = self._cache_manager
+        num_kept = torch.tensor([manager.num_kept_rows(row)], device=manager.device)
+        slots = {
+            name: torch.from_numpy(pool.slots(np.array([row]))).to(manager.device)
+            for name, pool in manager.state_pools.items()
+        }
+        for states in self._states:
+            if (delta_net := states.delta_net) is not None:
+                materialize_delta_net(
+                    delta_net, slots[delta_net.group], num_kept, self._delta_net_history
+                )
+            if (ngram := states.ngram) is not None:
+                materialize_ngram(ngram, slots[ngram.group], num_kept, self._ngram_history)
+        manager.mark_materialized(row)
 
     def _context(self, request: Request, start: int) -> list[int]:
         """The token ids before a position, end-of-text before the start of the sequence."""
