@@ -57,7 +57,8 @@ class DraftTokens:
     Attributes:
         token_ids: [B, K] int64, PLACEHOLDER_TOKEN_ID where nothing was drawn; stays on the device.
         probs: [B, K, V], the law each draft was drawn from, or None for one-hot drafts.
-        num_drafts: valid drafts of each request.
+        num_drafts: places of each request's window. One that holds a placeholder runs, and ends
+            what is verified.
     """
 
     token_ids: Tensor
@@ -96,12 +97,15 @@ class SampledTokens:
         output_token_ids: per request the accepted drafts, then the recovered or bonus token; empty
             where nothing was sampled.
         is_broken: the request's logits are not finite; it emits nothing and cannot go on.
+        num_draft_tokens: drafts of each request that were tokens: those before the first
+            placeholder of its window.
         num_fallbacks: rows that were not finite, or held no residual mass, and were worked around.
     """
 
     num_accepted_tokens: Sequence[int]
     output_token_ids: Sequence[Sequence[int]]
     is_broken: Sequence[bool]
+    num_draft_tokens: Sequence[int]
     num_fallbacks: int = 0
 
 

@@ -118,12 +118,13 @@ class Scheduler:
                 reason = "error"
             request.token_ids += new_token_ids
             num_accepted = min(result.num_accepted_tokens[i], len(new_token_ids))
-            self.metrics.observe(span.num_drafts, num_accepted, len(new_token_ids))
+            num_draft_tokens = result.num_draft_tokens[i]
+            self.metrics.observe(num_draft_tokens, num_accepted, len(new_token_ids))
             outputs.append(
                 StepOutput(
                     request.request_id,
                     new_token_ids,
-                    span.num_drafts,
+                    num_draft_tokens,
                     num_accepted,
                     reason,
                     stop_reason,

@@ -21,6 +21,7 @@ from outrider.spec_decode.verify_rules import (
     greedy_verify,
     standard_verify,
 )
+from outrider.spec_decode.verify_window import is_leading
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,7 @@ class RejectionSampler:
         """
         sampling = [i for i, is_sampling in enumerate(batch.is_sampling) if is_sampling]
         if not sampling:
-            return _on_host(batch, sampling, None)
+            return _on_host(batch, sampling, None, None)
         counts = [batch.spans[i].num_drafts for i in sampling]
         requests = [batch.requests[i] for i in sampling]
         device = logits.device
@@ -59,7 +60,7 @@ class RejectionSampler:
         gathered = RequestSampling.from_requests(requests, self._allowed_mask, device)
         if gathered.is_greedy:
             target = greedy_token_ids(logits, self._allowed_mask)
-            return _on_host(batch, sampling, greedy_verify(draft_ids, target[rows]))
+            return _on_host(batch, sampling, draft_ids, greedy_verify(draft_ids, target[rows]))
         owner = torch.repeat_interleave(torch.arange(len(counts), device=device), num_drafts + 1)
         probs = compute_probs(logits, gathered.params.rows(owner))[rows]
         rules = [self._defaults.rule(request) for request in requests]
@@ -74,7 +75,7 @@ class RejectionSampler:
                 _keys(gathered, requests, members),
             )
             results.append((members, result))
-        return _on_host(batch, sampling, _merge(results, len(sampling)))
+        return _on_host(batch, sampling, draft_ids, _merge(results, len(sampling)))
 
 
 def _keys(
@@ -144,27 +145,36 @@ def _merge(results: list[tuple[Tensor, VerifyResult]], size: int) -> VerifyResul
 
 
 def _on_host(
-    batch: ScheduledBatch, sampling: Sequence[int], result: VerifyResult | None
+    batch: ScheduledBatch,
+    sampling: Sequence[int],
+    draft_ids: Tensor | None,
+    result: VerifyResult | None,
 ) -> SampledTokens:
     """Brings the decision to the host: the only place of a step that waits for the device."""
     size = len(batch.requests)
-    accepted, broken = [0] * size, [False] * size
+    accepted, drafted, broken = [0] * size, [0] * size, [False] * size
     outputs: list[list[int]] = [[] for _ in range(size)]
-    if result is None:
-        return SampledTokens(accepted, outputs, broken)
+    if result is None or draft_ids is None:
+        return SampledTokens(accepted, outputs, broken, drafted)
     packed = torch.cat(
         [
             torch.stack(
-                [result.num_accepted_tokens, result.is_broken.long(), result.num_fallbacks], 1
+                [
+                    result.num_accepted_tokens,
+                    is_leading(draft_ids >= 0).sum(-1),
+                    result.is_broken.long(),
+                    result.num_fallbacks,
+                ],
+                dim=1,
             ),
             result.output_token_ids,
         ],
         dim=1,
     ).tolist()
     num_fallbacks = 0
-    for i, (num_accepted, is_broken, fallbacks, *token_ids) in zip(sampling, packed, strict=True):
-        accepted[i] = num_accepted
+    for i, row in zip(sampling, packed, strict=True):
+        accepted[i], drafted[i], is_broken, fallbacks, *token_ids = row
         broken[i] = bool(is_broken)
-        outputs[i] = [] if is_broken else token_ids[: num_accepted + 1]
+        outputs[i] = [] if is_broken else token_ids[: accepted[i] + 1]
         num_fallbacks += fallbacks
-    return SampledTokens(accepted, outputs, broken, num_fallbacks)
+    return SampledTokens(accepted, outputs, broken, drafted, num_fallbacks)
