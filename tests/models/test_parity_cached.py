@@ -238,4 +238,6 @@ def test_a_broken_request_breaks_no_other() -> None:
         assert first.row is not None
         feeder.manager.free(first.row, is_broken=True)
         first.row, first.num_computed_tokens = feeder.manager.allocate(LENGTH), 0
+        # The longer request beside it makes a window that spans the places of what was broken.
+        assert largest_error(feeder, [Piece(0, 3), Piece(1, 2)]) < EXACT
         assert feed_randomly(feeder, 3, seed=1) < EXACT
