@@ -107,6 +107,10 @@ class MultiTokenPredictor(nn.Module):
         depth j reads row p - 1 of depth j - 1. Rows p < j have no such predecessor: their
         streams are meaningless and belong in no loss.
 
+        Exact for depth 0, and for all depths where attention is dense. Past the budget of the
+        indexer a deeper depth is near it: it scores blocks by index keys of its own rows, where
+        a cache holds those of depth 0, and always attends to the rows of its own round.
+
         Args:
             streams: [B, T, W], of the trunk.
             embedded: [B, T, C], row p the embedding of x_{p+1}.
