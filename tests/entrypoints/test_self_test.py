@@ -1,12 +1,15 @@
 """The self-test finds what differs, says where, and forgives near-ties alone."""
 
+import math
+
 import pytest
 
 from outrider.entrypoints.decode_run import EncodedPrompt
 from outrider.entrypoints.self_test import Report, SelfTest, first_difference
+from outrider.errors import RequestError
 from outrider.sampling_params import SamplingParams
 from outrider.tokenizer import Tokenizer
-from tests.entrypoints.scripted_engine import TableEngine
+from tests.entrypoints.scripted_engine import ScriptedEngine, TableEngine, emit
 
 PROMPTS = [EncodedPrompt([index, 50]) for index in range(4)]
 TEXT = [10, 11, 12, 13]
@@ -93,6 +96,18 @@ def test_many_near_ties_are_no_coincidence(tokenizer: Tokenizer) -> None:
     assert report.mismatches == []
     assert len(report.near_ties) == 4
     assert not report.is_lossless
+
+
+def test_a_margin_that_is_no_number_is_no_near_tie(tokenizer: Tokenizer) -> None:
+    report = run(TableEngine(tokenizer, wrong_at_two, margin=math.nan), [3])
+    (mismatch,) = report.to_dict()["mismatches"]
+    assert mismatch["margin"] is None
+
+
+def test_a_broken_model_is_no_pass(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(tokenizer, [[emit(0, [], "error")]])
+    with pytest.raises(RequestError, match=r"prompts\[0\]: the model's probabilities are not fin"):
+        SelfTest(engine, [EncodedPrompt([5], None, "prompts[0]")], [1], 4).run()  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ it (the token, an expert, a block of keys) was decided by less than the arithmet
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
 from outrider.entrypoints.decode_run import DecodeRun, EncodedPrompt
+from outrider.errors import RequestError
 from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.metrics import SpecDecodeMetrics
 
@@ -46,6 +48,11 @@ class Difference:
     margin: float
     rule: str
     k: int
+
+    def to_dict(self) -> dict[str, object]:
+        """As JSON, which knows no infinity."""
+        margin = self.margin if math.isfinite(self.margin) else None
+        return {**asdict(self), "margin": margin}
 
 
 class ReportDict(TypedDict):
@@ -102,8 +109,8 @@ class Report:
         return {
             "prompts": self.num_prompts,
             "k": self.k,
-            "mismatches": [asdict(one) for one in self.mismatches],
-            "near_ties": [asdict(one) for one in self.near_ties],
+            "mismatches": [one.to_dict() for one in self.mismatches],
+            "near_ties": [one.to_dict() for one in self.near_ties],
             "mean_acceptance_length": self.mean_acceptance_length,
         }
 
@@ -152,6 +159,10 @@ class SelfTest:
         run = DecodeRun(self.engine)
         params = [self._params(rule, index, k) for index in range(len(self.prompts))]
         results = run.run(self.prompts, params)
+        for prompt, result in zip(self.prompts, results, strict=True):
+            # Two outputs that end at once would be equal, and prove nothing.
+            if result.outputs[0].finish_reason == "error":
+                raise RequestError(f"{prompt.name}: the model's probabilities are not finite")
         return [result.outputs[0].token_ids for result in results], run.metrics
 
     def _compare(

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from outrider import LLM, SamplingParams
+from outrider.engine.engine import LLMEngine
 from outrider.entrypoints.cli import main
+from outrider.outputs import StepOutput
 
 STATS = [
     "num_drafts",
@@ -210,3 +212,23 @@ def test_the_bundled_checkpoint_is_the_default(
         monkeypatch.setattr(module, "BUNDLED_MODEL_DIR", folder)
     assert main(["generate", "a", "--max-tokens", "2", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["outputs"][0]["token_ids"]) == 2
+
+
+def test_a_broken_model_is_told(
+    model_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = LLMEngine.step
+
+    def broken_step(engine: LLMEngine) -> list[StepOutput]:
+        outputs = step(engine)
+        for output in outputs[1:]:
+            engine.abort_request(output.request_id)
+        return outputs[:1] + [StepOutput(o.request_id, [], 0, 0, "error") for o in outputs[1:]]
+
+    monkeypatch.setattr(LLMEngine, "step", broken_step)
+    given = ["--model", str(model_dir), "--max-tokens", "2"]
+    assert main(["generate", "a", "b", *given, "--json"]) == 1
+    captured = capsys.readouterr()
+    reasons = [one["finish_reason"] for one in json.loads(captured.out)["outputs"]]
+    assert reasons == ["length", "error"]
+    assert captured.err == "error: the model's probabilities were not finite for prompt 2\n"
