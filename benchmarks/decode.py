@@ -24,7 +24,7 @@ from rich.table import Table
 from benchmarks.provenance import provenance
 from outrider.bundled import BUNDLED_PROMPTS
 from outrider.entrypoints.cli.options import Options, parse_k_list, takes_engine_options
-from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts_file
+from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, PromptInput, read_prompts_file
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun, DecodeSpeed, EncodedPrompt
 from outrider.entrypoints.llm import LLM
@@ -134,12 +134,10 @@ def decode(
         )
         for index in range(num_prompts)
     ]
-    inputs = read_prompts_file(prompts_file)
-    inputs = inputs[:: max(len(inputs) // num_prompts, 1)][:num_prompts]
+    inputs = _spread(read_prompts_file(prompts_file), num_prompts)
     speculative = {"method": "mtp", "num_speculative_tokens": max(numbers)}
-    first = LLM(
-        **{"max_num_seqs": max(batch_sizes), "speculative_config": speculative, **engine_options}
-    )
+    defaults = {"max_num_seqs": max(batch_sizes), "speculative_config": speculative}
+    first = LLM(**{**defaults, **engine_options})
     llms = {number: first.with_num_speculative_tokens(number) for number in numbers}
     prompts = first.encode_prompts(inputs)
     config = first.llm_engine.config
@@ -160,6 +158,11 @@ def decode(
     }
     sys.stdout.write(f"{json.dumps(report)}\n")
     return 0
+
+
+def _spread(inputs: list[PromptInput], number: int) -> list[PromptInput]:
+    """At most so many prompts, evenly over a file in which neighbours may be alike."""
+    return inputs[:: max(len(inputs) // number, 1)][:number]
 
 
 def _parse_batch_sizes(text: str) -> list[int]:
