@@ -97,6 +97,22 @@ def test_seeded_sampling_repeats(llm: LLM) -> None:
     assert token_ids(llm.generate(TEXTS, SamplingParams(seed=8, max_tokens=8))) != first
 
 
+def test_the_engine_seed_is_for_requests_without_one(model_dir: Path) -> None:
+    params = SamplingParams(max_tokens=8)
+    texts = [TEXTS[0]] * 2
+    first, second, other = (
+        token_ids(LLM(model_dir, seed=seed).generate(texts, params)) for seed in (5, 5, 6)
+    )
+    assert first == second
+    assert first != other
+    # Requests differ from each other all the same.
+    assert first[0] != first[1]
+    unseeded = LLM(model_dir)
+    assert token_ids(unseeded.generate(texts, params)) != token_ids(
+        unseeded.generate(texts, params)
+    )
+
+
 def edit_generation_config(folder: Path, **values: Any) -> None:
     path = folder / "generation_config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
@@ -119,7 +135,8 @@ def test_generation_config_is_honoured(llm: LLM, own_model_dir: Path) -> None:
     assert token_ids(other.generate("import")) == [expected[: min(place + 1, 5)]]
     (stopped,) = other.generate("import", GREEDY)
     output = stopped.outputs[0]
-    assert (output.finish_reason, output.token_ids) == ("stop", expected[: place + 1])
+    assert (output.finish_reason, output.stop_reason) == ("stop", None)
+    assert output.token_ids == expected[: place + 1]
     assert output.text == llm.get_tokenizer().decode(expected[:place])
     ignoring = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
     (whole,) = other.generate("import", ignoring)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import random
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +10,12 @@ import torch
 
 from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.engine.cache_plan import plan_cache
-from outrider.engine.margins import sequence_margins
+from outrider.engine.margins import MarginMeter
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import ConfigError, RequestError
 from outrider.models.qwen4_exp.cache_specs import mtp_layer_states, target_layer_states
+from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.weights import load_model
 from outrider.request import Request
 from outrider.spec_decode.interface import NoProposer, Proposer
@@ -99,7 +100,9 @@ class LLMEngine(EngineCore):
         self.config = config
         self.model = model
         self.model_config = model.config
-        self.max_model_len = _max_model_len(config, model)
+        self.max_model_len = _max_model_len(
+            config, min(model.config.max_position_embeddings, model.rotary.max_positions)
+        )
         self._tokenizer = tokenizer
         self.eos_token_ids = frozenset(model.config.eos_token_ids)
         self.num_allowed_tokens = model.config.vocab_size
@@ -107,6 +110,8 @@ class LLMEngine(EngineCore):
             self.eos_token_ids |= frozenset(tokenizer.eos_token_ids)
             self.num_allowed_tokens = tokenizer.num_tokens
         self.num_steps = 0
+        # Requests without a seed draw entropy, or follow the engine's seed in their order.
+        self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
         self.cache_plan = plan_cache(config, model, self.max_model_len)
         cache_manager = self.cache_plan.build()
         self.sampling_defaults = defaults = SamplingDefaults(
@@ -138,6 +143,8 @@ class LLMEngine(EngineCore):
         """
         config = config.resolve()
         model_dir = BUNDLED_MODEL_DIR if config.model is None else Path(config.model)
+        # Before anything of that length is made.
+        _max_model_len(config, Qwen4ExpConfig.from_pretrained(model_dir).max_position_embeddings)
         model = load_model(
             model_dir,
             device=config.device,
@@ -240,20 +247,26 @@ class LLMEngine(EngineCore):
     def margins(
         self, token_ids: Sequence[int], num_prompt_tokens: int, params: SamplingParams
     ) -> Tensor:
-        """How near each position of a sequence is to another outcome (`sequence_margins`)."""
-        return sequence_margins(self, token_ids, num_prompt_tokens, params)
+        """How near each position of a sequence is to another outcome (`MarginMeter.measure`)."""
+        meter = MarginMeter(
+            self.model,
+            self.model_runner,
+            self.cache_manager,
+            self.sampling_defaults,
+            self.config.max_num_batched_tokens,
+        )
+        return meter.measure(token_ids, num_prompt_tokens, params)
 
     def _max_output_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         room = self.max_model_len - num_prompt_tokens
         return room if params.max_tokens is None else min(room, params.max_tokens)
 
     def _seed(self, params: SamplingParams) -> int:
-        """The request's seed; without one, of its own entropy."""
-        return secrets.randbits(63) if params.seed is None else params.seed
+        """The request's seed; without one, the next of the engine's own."""
+        return self._seeds.getrandbits(63) if params.seed is None else params.seed
 
 
-def _max_model_len(config: EngineConfig, model: Qwen4ExpForCausalLM) -> int:
-    limit = model.rotary.max_positions
+def _max_model_len(config: EngineConfig, limit: int) -> int:
     if config.max_model_len is not None and config.max_model_len > limit:
         raise ConfigError(
             f"max_model_len {config.max_model_len} is more than the checkpoint's {limit}"

@@ -134,6 +134,7 @@ class ModelRunner:
             if is_sampling:
                 rows += range(offset + span.num_certain_rows - 1, offset + span.num_rows)
             offset += span.num_rows
-        return (
-            None if len(rows) == offset else torch.tensor(rows, device=self._cache_manager.device)
-        )
+        if len(rows) == offset:
+            return None
+        # The dtype is said, for in the first pieces of a long prompt nothing is sampled.
+        return torch.tensor(rows, dtype=torch.int64, device=self._cache_manager.device)

@@ -167,11 +167,12 @@ def _cut(
 
     Returns:
         The tokens that are emitted, why the request ends (None if it goes on), and the id that
-        stopped it.
+        stopped it where the request named it: the end of a sequence needs no reason.
     """
     room = request.max_output_tokens - request.num_output_tokens
     kept = list(token_ids[:room])
     for place, token_id in enumerate(kept):
         if token_id in request.stop_token_ids:
-            return kept[: place + 1], "stop", token_id
+            is_named = token_id in request.params.stop_token_ids
+            return kept[: place + 1], "stop", token_id if is_named else None
     return kept, "length" if len(kept) == room else None, None
