@@ -64,7 +64,7 @@ class EngineCore:
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
-        """Draft, verify, accept, commit, propose: one pass of the target for every request.
+        """Schedule, verify, accept, commit, propose: one pass of the target for all requests.
 
         Prefill is the same path with no drafts, and plain decoding is K = 0.
         """
@@ -111,7 +111,10 @@ class LLMEngine(EngineCore):
             self.num_allowed_tokens = tokenizer.num_tokens
         self.num_steps = 0
         # Requests without a seed draw entropy, or follow the engine's seed in their order.
-        self._seeds = random.SystemRandom() if config.seed is None else random.Random(config.seed)
+        self._seeds: random.Random = random.SystemRandom()
+        if config.seed is not None:
+            # Random takes the absolute value, by which -5 would be 5.
+            self._seeds = random.Random(config.seed % (1 << 64))
         self.cache_plan = plan_cache(config, model, self.max_model_len)
         cache_manager = self.cache_plan.build()
         self.sampling_defaults = defaults = SamplingDefaults(
