@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "error", "abort"]
+FinishReason = Literal["stop", "length", "error"]
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class StepOutput:
         new_token_ids: emitted in this step, after the cut at a stop or at the cap.
         num_draft_tokens: drafts that were verified.
         num_accepted_tokens: drafts among `new_token_ids`.
-        finish_reason: None while the request goes on.
+        finish_reason: None while the request goes on; "error" where the model's probabilities were
+            not finite.
         stop_reason: the id that stopped it, where it is not the end-of-sequence id.
     """
 
@@ -37,7 +38,7 @@ class CompletionOutput:
         index: among the completions of the request.
         text: decoded, without special tokens.
         token_ids: what the text was decoded from, and the stop token.
-        finish_reason: "stop", "length", "error" or "abort".
+        finish_reason: "stop", "length" or "error"; None while it goes on.
         stop_reason: the id that stopped it, where it is not the end-of-sequence id.
     """
 

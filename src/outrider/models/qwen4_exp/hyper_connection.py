@@ -42,7 +42,7 @@ class HyperConnection(nn.Module):
             streams: [..., W], stream after stream.
 
         Returns:
-            The input [..., C] and the normalised streams [..., W], which `inject_gate` needs.
+            The input [..., C] and the normalised streams [..., W], which `inject` needs.
         """
         normed = self.hc_norm(streams)
         mix = F.silu(self.input_mix_weight_down(normed) / self.num_streams)
