@@ -64,6 +64,10 @@ BROKEN_FILES: dict[str, tuple[bytes, str]] = {
     "shape of bool": (safetensors_bytes({A: entry(shape=[True, 2])}, EIGHT), "lists of sizes"),
     "shape of float": (safetensors_bytes({A: entry(shape=[2.0])}, EIGHT), "lists of sizes"),
     "huge shape": (safetensors_bytes({A: entry(shape=[1 << 60])}, EIGHT), "lists of sizes"),
+    "many dimensions": (
+        safetensors_bytes({A: entry(shape=[1 << 47] * 500)}, EIGHT),
+        "lists of sizes",
+    ),
     "three offsets": (safetensors_bytes({A: entry(offsets=[0, 8, 9])}, EIGHT), "lists of sizes"),
     "backwards": (safetensors_bytes({A: entry(offsets=[8, 0])}, EIGHT), f"{A} spans -8 bytes"),
     "size": (safetensors_bytes({A: entry(shape=[3])}, EIGHT), "[3] needs 12"),
@@ -188,6 +192,10 @@ BROKEN_INDEXES: dict[str, tuple[object, str]] = {
         },
         "model-00001-of-00002.safetensors: model.a is listed in model-00002-of-00002.safetensors",
     ),
+    "a name that no file can have": (
+        {"weight_map": {"model.a": "a" * 300 + ".safetensors"}},
+        "aaa..., which is no plain *.safetensors file name",
+    ),
 }
 
 
@@ -241,3 +249,5 @@ def test_incomplete_download(sharded: Path, damage: Callable[[Path], object], ph
 def test_missing_directory(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="nowhere: no such checkpoint directory"):
         list_tensors(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
+        list_tensors(tmp_path / ("a" * 300))

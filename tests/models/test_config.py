@@ -255,6 +255,9 @@ WRONG_FIELDS: list[tuple[Values, str]] = [
     ({"hidden_size": 0}, "hidden_size must be 1 or more, got 0"),
     ({"hidden_size": 1 << 50}, "hidden_size must be"),
     ({"num_hidden_layers": 10**9}, "num_hidden_layers must be at most"),
+    ({"mtp_num_hidden_layers": 10**9}, "mtp_num_hidden_layers must be at most"),
+    ({"rms_norm_eps": 10**400}, "rms_norm_eps must be float, got 1000"),
+    ({"rope_parameters": {"rope_theta": 10**400}}, "rope_theta must be float, got 1000"),
     ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be a finite number"),
     ({"norm_topk_prob": 1}, "norm_topk_prob must be bool, got 1"),
     ({"layer_types": ["linear_attention"]}, "layer_types has 1 entries for num_hidden_layers 4"),
@@ -361,6 +364,8 @@ def test_broken_files_are_named(tmp_path: Path, content: bytes | None, phrase: s
         Qwen4ExpConfig.from_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="no such checkpoint directory"):
         Qwen4ExpConfig.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(CheckpointError, match="cannot be read: File name too long"):
+        Qwen4ExpConfig.from_pretrained(tmp_path / ("a" * 300))
 
 
 def test_reads_a_directory(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from outrider.errors import CheckpointError
+from outrider.errors import CheckpointError, shown
 from outrider.json_file import read_json_object
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000
 _TENSOR_NAME = re.compile(r"[A-Za-z0-9_\-]+(\.[A-Za-z0-9_\-]+)*")
 _MAX_NAME_LENGTH = 512
+_MAX_DIMENSIONS = 16
 
 
 @dataclass(frozen=True)
@@ -80,14 +81,17 @@ def list_tensors(model_dir: Path) -> list[StoredTensor]:
 
     A single `model.safetensors` is preferred to an index, as in transformers.
     """
-    if not model_dir.is_dir():
-        raise CheckpointError(f"{model_dir}: no such checkpoint directory")
     single, index = model_dir / WEIGHTS_NAME, model_dir / INDEX_NAME
-    if single.exists() or single.is_symlink():
-        return read_header(single)
-    if not (index.exists() or index.is_symlink()):
-        raise CheckpointError(f"{model_dir}: {_what_is_missing(model_dir)}")
-    return _list_sharded(index)
+    try:
+        if not model_dir.is_dir():
+            raise CheckpointError(f"{model_dir}: no such checkpoint directory")
+        is_single = single.exists() or single.is_symlink()
+        if not (is_single or index.exists() or index.is_symlink()):
+            raise CheckpointError(f"{model_dir}: {_what_is_missing(model_dir)}")
+    except OSError as error:
+        # No permission, or a path that is too long.
+        raise CheckpointError(f"{model_dir}: cannot be read: {error.strerror}") from None
+    return read_header(single) if is_single else _list_sharded(index)
 
 
 def weights_file(model_dir: Path) -> Path:
@@ -136,7 +140,8 @@ def _list_sharded(index: Path) -> list[StoredTensor]:
     for tensor, shard in weight_map.items():
         if not isinstance(shard, str) or not _is_plain_file_name(shard):
             raise CheckpointError(
-                f"{index}: {tensor!r} lies in {shard!r}, which is no plain *.safetensors file name"
+                f"{index}: {shown(tensor)} lies in {shown(shard)}, which is no plain "
+                "*.safetensors file name"
             )
         shards.append(shard)
     shards = sorted(set(shards))
@@ -157,12 +162,15 @@ def _list_sharded(index: Path) -> list[StoredTensor]:
     absent = sorted(set(weight_map) - {tensor.name for tensor in tensors})
     if absent:
         shard = weight_map[absent[0]]
-        raise CheckpointError(f"{index.parent / shard}: tensor {absent[0]!r} is not in this file")
+        raise CheckpointError(
+            f"{index.parent / shard}: tensor {shown(absent[0])} is not in this file"
+        )
     return tensors
 
 
 def _is_plain_file_name(name: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]*\.safetensors", name) is not None
+    # The length is that of a name which a file can have.
+    return re.fullmatch(r"[A-Za-z0-9_\-][A-Za-z0-9_.\-]{0,200}\.safetensors", name) is not None
 
 
 def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
@@ -239,7 +247,9 @@ def _check_entry(path: Path, name: str, entry: object) -> tuple[StoredTensor, in
 
 
 def _is_size_list(value: object) -> bool:
-    # The bound keeps products of a few dimensions small; no real dimension comes near it.
-    return isinstance(value, list) and all(
-        type(item) is int and 0 <= item < 1 << 48 for item in value
+    # The bounds keep products small; no real dimension or number of them comes near.
+    return (
+        isinstance(value, list)
+        and len(value) <= _MAX_DIMENSIONS
+        and all(type(item) is int and 0 <= item < 1 << 48 for item in value)
     )

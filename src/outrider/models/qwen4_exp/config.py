@@ -124,7 +124,7 @@ class Qwen4ExpConfig:
             value = getattr(self, field.name)
             if isinstance(value, list):
                 value = tuple(value)
-            elif field.type == "float" and type(value) is int:
+            elif field.type == "float" and type(value) is int and abs(value) <= _MAX_INT:
                 value = float(value)
             object.__setattr__(self, field.name, value)
             _check_type(field.name, str(field.type), value)
@@ -276,8 +276,9 @@ class Qwen4ExpConfig:
                     _fail(f"{field.name} must be {least} or more, got {value}")
             elif type(value) is float and not (math.isfinite(value) and value >= 0):
                 _fail(f"{field.name} must be a finite number, 0 or more, got {value}")
-        if self.num_hidden_layers > _MAX_LAYERS:
-            _fail(f"num_hidden_layers must be at most {_MAX_LAYERS}, got {self.num_hidden_layers}")
+        for name in ("num_hidden_layers", "mtp_num_hidden_layers"):
+            if getattr(self, name) > _MAX_LAYERS:
+                _fail(f"{name} must be at most {_MAX_LAYERS}, got {getattr(self, name)}")
 
     def _normalise(self) -> None:
         names = self.layer_types or config_file.interval_layer_types(

@@ -101,11 +101,15 @@ _FIXED_VALUES: dict[str, tuple[object, ...]] = {
 
 def find(model_dir: Path) -> Path:
     """Path of the configuration in a checkpoint directory; what is missing is named."""
-    if not model_dir.is_dir():
-        raise CheckpointError(f"{model_dir}: no such checkpoint directory")
     path = model_dir / CONFIG_NAME
-    if not path.is_file():
-        raise CheckpointError(f"{path}: missing; a checkpoint directory holds {CONFIG_NAME}")
+    try:
+        if not model_dir.is_dir():
+            raise CheckpointError(f"{model_dir}: no such checkpoint directory")
+        if not path.is_file():
+            raise CheckpointError(f"{path}: missing; a checkpoint directory holds {CONFIG_NAME}")
+    except OSError as error:
+        # No permission, or a path that is too long.
+        raise CheckpointError(f"{model_dir}: cannot be read: {error.strerror}") from None
     return path
 
 

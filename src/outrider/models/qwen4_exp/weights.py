@@ -65,7 +65,8 @@ def load_model(
         device: where the model lives.
         dtype: of all parameters; weights are cast once, here.
         want_mtp: build the MTP head (an error where there is none); None builds it where there is.
-        max_positions: rows of the rotary table; the configuration's limit if None.
+        max_positions: rows of the rotary table, at most the configuration's limit; None is the
+            limit.
 
     Raises:
         CheckpointError: the checkpoint is damaged, of another architecture, or too large.
@@ -82,8 +83,15 @@ def load_model(
             "but the checkpoint has mtp.* tensors"
         )
     num_mtp_layers = config.mtp_num_hidden_layers if want_mtp else 0
-    with torch.device("meta"):
-        module = Qwen4ExpForCausalLM(config, num_mtp_layers, max_positions)
+    limit = config.max_position_embeddings
+    max_positions = limit if max_positions is None else min(max_positions, limit)
+    try:
+        with torch.device("meta"):
+            module = Qwen4ExpForCausalLM(config, num_mtp_layers, max_positions)
+    except RuntimeError as error:
+        # Sizes whose product is beyond 64 bits.
+        raise CheckpointError(f"{Path(model_dir) / 'config.json'}: {error}") from None
+    _check_rotary_table(model_dir, max_positions, config.rotary_dim, torch.device(device), dtype)
     load_weights(module, config, model_dir, device=device, dtype=dtype, want_mtp=want_mtp)
     module.build_tables()
     return module.eval()
@@ -172,6 +180,23 @@ def _check_memory(
             f"{model_dir}: its weights need {_readable(num_bytes)} in "
             f"{str(dtype).removeprefix('torch.')}, but {_readable(available)} are available "
             f"on {device}"
+        )
+
+
+def _check_rotary_table(
+    model_dir: str | Path,
+    max_positions: int,
+    rotary_dim: int,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> None:
+    """Refuse more positions than there is memory for their angles."""
+    num_bytes = max_positions * rotary_dim * dtype.itemsize
+    available = available_memory(device)
+    if available is not None and num_bytes > available:
+        raise CheckpointError(
+            f"{model_dir}: the angles of {max_positions} positions need {_readable(num_bytes)}, "
+            f"but {_readable(available)} are available on {device}: lower max_model_len"
         )
 
 
