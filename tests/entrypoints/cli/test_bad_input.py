@@ -83,6 +83,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     "device": (["a", "--device", "tpu9"], "device must be auto, cpu, cuda, cuda:0 or npu"),
     "dtype": (["a", "--dtype", "int4"], "dtype must be auto, float32 or float64, got 'int4'"),
     "memory": (["a", "--kv-cache-memory", "lots"], "must be a number of bytes such as 4GiB"),
+    "model": (["a", "--model", ""], "model must be the path of a checkpoint, got ''"),
     "max_model_len": (["a", "--max-model-len", "0"], "max_model_len must be an integer 1 or more"),
     # prompts
     "no prompt file": (["--prompts", "nowhere.txt"], "nowhere.txt: cannot be read: No such file"),
@@ -98,7 +99,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
 def test_flags(
     model_dir: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str
 ) -> None:
-    assert reason in fails(capsys, "generate", *arguments, "--model", str(model_dir))
+    assert reason in fails(capsys, "generate", "--model", str(model_dir), *arguments)
 
 
 PROMPTS: dict[str, tuple[bytes, str]] = {

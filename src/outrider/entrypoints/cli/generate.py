@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outrider.config import EngineConfig
 from outrider.entrypoints.cli.options import (
     DEFAULT_NUM_SPECULATIVE_TOKENS,
     Options,
@@ -65,6 +66,7 @@ def generate(
     """
     # What can be wrong without a checkpoint is told before one is loaded.
     SamplingParams(**sampling_options)
+    EngineConfig.from_kwargs(**engine_options)
     inputs = read_prompts(prompts or [], prompts_file)
     speculative = speculative_options(
         num_speculative_tokens, engine_options.pop("speculative_config", None)
