@@ -21,13 +21,15 @@ if TYPE_CHECKING:
 class Scheduler:
     """First come, first served; running requests go before waiting ones.
 
-    A request is admitted when its whole length finds room in the caches, so that none that runs
-    has ever to give way.
+    A request is admitted when its whole length finds room in the caches and a window of K drafts
+    finds room in every step, so that none that runs has ever to give way. Drafts left out for want
+    of room would make the text that a seed gives depend on who else runs.
 
     Args:
         cache_manager: of the engine.
-        max_num_batched_tokens: rows of a step; a longer prompt runs in pieces.
-        num_speculative_tokens: K, for the lists of the metrics.
+        max_num_batched_tokens: rows of a step; a longer prompt runs in pieces, and of a longer
+            window the drafts that find room.
+        num_speculative_tokens: K.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Scheduler:
     ) -> None:
         self._cache_manager = cache_manager
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._max_num_running = max(max_num_batched_tokens // (num_speculative_tokens + 1), 1)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
         self._requests: dict[str, Request] = {}
@@ -82,17 +85,15 @@ class Scheduler:
                 break
             remaining = len(request.token_ids) - request.num_computed_tokens
             num_certain = min(remaining, budget)
-            is_last_piece = num_certain == remaining
-            num_drafts = min(request.num_drafts, budget - num_certain) if is_last_piece else 0
+            # Who drafts is past its prompt, and so is everybody before it: only where a step is
+            # shorter than a single window do drafts find no room.
+            num_drafts = min(request.num_drafts, budget - num_certain)
+            num_rows = num_certain + num_drafts
             assert request.row is not None, "a running request has a row"
             requests.append(request)
-            spans.append(
-                RowSpan(
-                    request.row, request.num_computed_tokens, num_certain + num_drafts, num_drafts
-                )
-            )
-            is_sampling.append(is_last_piece)
-            budget -= num_certain + num_drafts
+            spans.append(RowSpan(request.row, request.num_computed_tokens, num_rows, num_drafts))
+            is_sampling.append(num_certain == remaining)
+            budget -= num_rows
         return ScheduledBatch(requests, spans, is_sampling, self._select_drafts(requests, spans))
 
     def update(
@@ -140,7 +141,7 @@ class Scheduler:
         return outputs
 
     def _admit(self) -> None:
-        while self._waiting:
+        while self._waiting and len(self._running) < self._max_num_running:
             request = self._waiting[0]
             num_tokens = request.num_prompt_tokens + request.max_output_tokens
             if not self._cache_manager.can_allocate(num_tokens):
