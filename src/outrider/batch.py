@@ -150,6 +150,7 @@ class Window:
     Attributes:
         request_index: [b] int64, place of each request in the batch.
         row_index: [b, L] int64, row of the flattened batch; padding repeats the last row.
+        flat_index: [n] int64, places of [b * L] that are rows, not padding.
         is_row: [b, L] bool, False on padding.
         num_certain_rows: [b] int64.
         num_kept_rows: [b] int64, pending rows of the last window that were accepted, 0..P.
@@ -165,6 +166,7 @@ class Window:
 
     request_index: Tensor
     row_index: Tensor
+    flat_index: Tensor
     is_row: Tensor
     num_certain_rows: Tensor
     num_kept_rows: Tensor
@@ -200,7 +202,7 @@ class Window:
             return padded.reshape(num_rows, *padded.shape[2:])
         if rows is None:
             rows = padded.new_zeros(num_rows, *padded.shape[2:])
-        rows[self.row_index[self.is_row]] = padded[self.is_row]
+        rows[self.row_index.flatten()[self.flat_index]] = padded.flatten(0, 1)[self.flat_index]
         return rows
 
 

@@ -25,6 +25,11 @@ def is_present(name: str) -> bool:
 
 
 def default_device() -> str:
-    """The accelerator that torch sees, or else the CPU."""
+    """The accelerator that torch sees, or else the CPU.
+
+    Not one without float64, in which random numbers are drawn.
+    """
     accelerator = torch.accelerator.current_accelerator(check_available=True)
-    return "cpu" if accelerator is None else accelerator.type
+    if accelerator is None or accelerator.type == "mps":
+        return "cpu"
+    return accelerator.type

@@ -119,18 +119,16 @@ class CacheManager:
             assert 0 <= num_accepted <= span.num_drafts, "more drafts accepted than ran"
             self._num_kept[span.row] = num_accepted
 
-    def free(self, row: int, *, is_broken: bool = False) -> None:
-        """Takes back all that a request holds.
+    def free(self, row: int) -> None:
+        """Takes back all that a request holds, and clears its blocks.
 
-        Args:
-            row: of the request.
-            is_broken: its states may hold NaN, which a masked read would spread; clear them.
+        A block is read under a mask before its next owner has filled it. What an earlier one left
+        must be finite for that: 0 * NaN is NaN.
         """
+        offsets = torch.arange(self.block_size, device=self.device)
         for name, table in self.block_tables.items():
-            if is_broken:
-                blocks = torch.tensor(table.blocks(row), device=self.device)
-                offsets = torch.arange(self.block_size, device=self.device)
-                self.groups[name].clear((blocks[:, None] * self.block_size + offsets).flatten())
+            blocks = torch.tensor(table.blocks(row), device=self.device)
+            self.groups[name].clear((blocks[:, None] * self.block_size + offsets).flatten())
             table.free(row)
         for pool in self.state_pools.values():
             pool.free(row)
@@ -245,6 +243,7 @@ class CacheManager:
         return Window(
             request_index=self._tensor(np.array(members, dtype=np.int64)),
             row_index=self._tensor(row_index),
+            flat_index=self._tensor(np.flatnonzero(is_row)),
             is_row=self._tensor(is_row),
             num_certain_rows=self._tensor(counts - drafts),
             num_kept_rows=self._tensor(kept),

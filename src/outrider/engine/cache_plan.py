@@ -110,6 +110,11 @@ def plan_cache(config: EngineConfig, model: Qwen4ExpForCausalLM, max_model_len: 
     if config.kv_cache_memory is None:
         affordable = max(available - states, 0) // max(plan.bytes_per_block, 1)
         plan = _with_blocks(plan, min(plan.num_blocks, affordable))
+        if 0 < plan.num_blocks < blocks_per_request:
+            raise ConfigError(
+                f"max_model_len {max_model_len} does not fit into the memory at hand: lower it to "
+                f"{plan.num_blocks * plan.block_size} at most, or max_num_seqs"
+            )
     needed = states + plan.bytes_per_block * plan.num_blocks
     if needed > available or not plan.num_blocks:
         raise ConfigError(

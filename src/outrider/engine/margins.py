@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outrider.batch import MarginProbe, RowSpan, ScheduledBatch
+from outrider.errors import RequestError
 from outrider.request import Request
 from outrider.sampling import compute_probs, gumbel_noise
 from outrider.spec_decode.request_sampling import RequestSampling
@@ -56,6 +57,9 @@ class MarginMeter:
             [n]. At each position the smallest margin of the routers (probability), the indexers
             (score) and, from the last prompt token on, of the choice of the next token: the gap of
             the two largest logits, or under `coupled` of log probability plus noise.
+
+        Raises:
+            RequestError: the caches have no room for it.
         """
         request = Request(
             request_id="margins",
@@ -66,21 +70,30 @@ class MarginMeter:
             stop_token_ids=frozenset(),
             seed=params.seed or 0,
         )
-        manager = self.cache_manager
+        manager, limit = self.cache_manager, self.max_num_rows
+        if not manager.can_allocate(len(token_ids)):
+            raise RequestError(f"no room in the caches to measure {len(token_ids)} tokens")
         row = manager.allocate(len(token_ids))
-        limit = self.max_num_rows
+        try:
+            pieces = self._measure_pieces(request, row, limit)
+        finally:
+            manager.free(row)
+        return torch.cat(pieces)
+
+    def _measure_pieces(self, request: Request, row: int, limit: int) -> list[Tensor]:
+        """The margins of the request's tokens, `limit` at a time."""
+        num_tokens = len(request.token_ids)
         pieces = []
-        for start in range(0, len(token_ids), limit):
-            span = RowSpan(row, start, min(limit, len(token_ids) - start), 0)
+        for start in range(0, num_tokens, limit):
+            span = RowSpan(row, start, min(limit, num_tokens - start), 0)
             probe = MarginProbe()
             batch = ScheduledBatch([request], [span], [True], None)
             target = self.model_runner.verify(batch, probe)
             choice = self._choice_margins(request, self.model.logits(target.hidden_states), start)
             margins = [choice, *probe.router, *probe.indexer]
             pieces.append(torch.stack([margin.to(choice.dtype) for margin in margins]).amin(0))
-            manager.commit([span], [0])
-        manager.free(row)
-        return torch.cat(pieces)
+            self.cache_manager.commit([span], [0])
+        return pieces
 
     def _choice_margins(self, request: Request, logits: Tensor, start: int) -> Tensor:
         """Gap of the two best candidates for the token after each row, [T, V] to [T] float64."""

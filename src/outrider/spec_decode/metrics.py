@@ -35,6 +35,7 @@ class SpecDecodeMetrics:
         num_emitted_tokens: tokens emitted: accepted, recovered and bonus.
         num_draft_tokens_per_pos: drafts that had a valid token at the position (0-based).
         num_accepted_tokens_per_pos: drafts of which the token at the position was accepted.
+        num_fallbacks: rows that were not finite, or held no residual mass, and were worked around.
     """
 
     num_speculative_tokens: int = 0
@@ -45,6 +46,7 @@ class SpecDecodeMetrics:
     num_emitted_tokens: int = 0
     num_draft_tokens_per_pos: list[int] = field(default_factory=list)
     num_accepted_tokens_per_pos: list[int] = field(default_factory=list)
+    num_fallbacks: int = 0
 
     def __post_init__(self) -> None:
         self._list_positions(self.num_speculative_tokens)
@@ -86,6 +88,7 @@ class SpecDecodeMetrics:
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
         self.num_emitted_tokens += other.num_emitted_tokens
+        self.num_fallbacks += other.num_fallbacks
         for position, count in enumerate(other.num_draft_tokens_per_pos):
             self.num_draft_tokens_per_pos[position] += count
         for position, count in enumerate(other.num_accepted_tokens_per_pos):

@@ -68,9 +68,14 @@ class MTPProposer:
         draft_sample_method: DraftSampleMethod,
         shares_index: bool,
     ) -> None:
-        if model.mtp is None or len(model.mtp.layers) != 1:
-            count = 0 if model.mtp is None else len(model.mtp.layers)
-            raise ConfigError(f"mtp_num_hidden_layers must be 1 to draft with, got {count}")
+        if model.mtp is None:
+            raise ConfigError(
+                "the model was loaded without its MTP head: give speculative_config when loading it"
+            )
+        if len(model.mtp.layers) != 1:
+            raise ConfigError(
+                f"mtp_num_hidden_layers must be 1 to draft with, got {len(model.mtp.layers)}"
+            )
         self._model = model
         self._mtp = model.mtp
         self._cache_manager = cache_manager

@@ -61,7 +61,9 @@ class RejectionSampler:
         if gathered.is_greedy:
             target = greedy_token_ids(logits, self._allowed_mask)
             return _on_host(batch, sampling, draft_ids, greedy_verify(draft_ids, target[rows]))
-        owner = torch.repeat_interleave(torch.arange(len(counts), device=device), num_drafts + 1)
+        owner = torch.repeat_interleave(
+            torch.arange(len(counts), device=device), num_drafts + 1, output_size=logits.shape[0]
+        )
         probs = compute_probs(logits, gathered.params.rows(owner))[rows]
         rules = [self._defaults.rule(request) for request in requests]
         results = []

@@ -69,7 +69,8 @@ class IndexShare:
             positions: [b, M] int64.
             is_listed: [b, M] bool.
         """
-        self._parts.append((requests, positions, is_listed))
+        # What is not listed may lie past the request's own end, where it has no slot.
+        self._parts.append((requests, positions.masked_fill(~is_listed, 0), is_listed))
 
     def freeze(self) -> None:
         """Ends the recording: puts the windows' selections into the order of the batch."""
