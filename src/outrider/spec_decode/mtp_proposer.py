@@ -88,24 +88,13 @@ class MTPProposer:
         self, batch: ScheduledBatch, hidden_states: Tensor, result: SampledTokens
     ) -> DraftTokens | None:
         """Drafts for every request of the batch that has room for drafts."""
-        members = [
-            i
-            for i, request in enumerate(batch.requests)
-            if request.params.num_speculative_tokens != 0 and not result.is_broken[i]
-        ]
+        lengths = self._draft_lengths(batch, result)
+        members = [i for i, length in enumerate(lengths) if length]
         if not members:
             return None
-        lengths = [
-            draft_length(
-                batch.requests[i], len(result.output_token_ids[i]), self._num_speculative_tokens
-            )
-            if batch.is_sampling[i]
-            else 0
-            for i in members
-        ]
         share = IndexShare() if self._shares_index else None
         streams = self._catch_up(batch, hidden_states, result, members, share)
-        drafting = [i for i, length in enumerate(lengths) if length]
+        drafting = [i for i, member in enumerate(members) if batch.is_sampling[member]]
         if not drafting:
             return None
         if len(drafting) < len(members):
@@ -113,14 +102,22 @@ class MTPProposer:
             streams = streams[keep]
             if share is not None:
                 share.select(keep)
-        return self._draft(
-            batch,
-            result,
-            [members[i] for i in drafting],
-            [lengths[i] for i in drafting],
-            streams,
-            share,
-        )
+        members = [members[i] for i in drafting]
+        return self._draft(batch, result, members, [lengths[i] for i in members], streams, share)
+
+    def _draft_lengths(self, batch: ScheduledBatch, result: SampledTokens) -> list[int]:
+        """K of each request's next window, or of the first one after its prompt.
+
+        0 where none will come: room for drafts only shrinks, so the head need not follow such a
+        request any further.
+        """
+        lengths = []
+        for i, request in enumerate(batch.requests):
+            new_ids = result.output_token_ids[i]
+            has_ended = result.is_broken[i] or not request.stop_token_ids.isdisjoint(new_ids)
+            length = draft_length(request, max(len(new_ids), 1), self._num_speculative_tokens)
+            lengths.append(0 if has_ended else length)
+        return lengths
 
     def _catch_up(
         self,
