@@ -47,7 +47,6 @@ class Scheduler:
         self._requests: dict[str, Request] = {}
         self._drafts: DraftTokens | None = None
         self.metrics = SpecDecodeMetrics(num_speculative_tokens)
-        self.num_fallbacks = 0
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -106,7 +105,7 @@ class Scheduler:
         """
         outputs = []
         self._drafts = drafts
-        self.num_fallbacks += result.num_fallbacks
+        self.metrics.num_fallbacks += result.num_fallbacks
         for request in self._running:
             request.num_drafts = 0
         for i, request in enumerate(batch.requests):
@@ -133,7 +132,7 @@ class Scheduler:
             )
             if reason is not None:
                 assert request.row is not None, "a running request has a row"
-                self._cache_manager.free(request.row, is_broken=result.is_broken[i])
+                self._cache_manager.free(request.row)
                 del self._requests[request.request_id]
             elif drafts is not None:
                 request.draft_index, request.num_drafts = i, drafts.num_drafts[i]
