@@ -1,5 +1,7 @@
 """How far two ways to compute the same numbers may lie apart."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -13,3 +15,12 @@ def assert_near(actual: Tensor, expected: Tensor, factor: float = 1.0) -> None:
     """Equal within the table above, relative to the size of what is expected; no NaN passes."""
     atol = ATOL[expected.dtype] * factor
     torch.testing.assert_close(actual, expected, rtol=atol, atol=atol)
+
+
+def largest_gap(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """The largest difference within pairs of tensors; infinite if one is NaN.
+
+    A NaN would be lost on its way: Python's `max(0.0, nan)` is 0.0.
+    """
+    gaps = [(one - other).abs().max().nan_to_num(nan=torch.inf) for one, other in pairs]
+    return max(map(float, gaps), default=0.0)

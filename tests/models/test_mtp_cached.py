@@ -17,6 +17,7 @@ from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.models.qwen4_exp.sparse_attention import IndexShare
 from tests.models.parity import CONFIGS, parity_model, random_ids
 from tests.models.plain_head import PlainHead
+from tests.tolerances import largest_gap
 
 NUM_REQUESTS = 2
 LENGTH = 45
@@ -112,8 +113,7 @@ class Rounds:
                     self.plain, plain_last, tokens, places, listed, strict=True
                 )
             ]
-            errors = [(a - b).abs().max() for a, b in zip(last, plain_last, strict=True)]
-            error = max(error, float(max(errors)))
+            error = max(error, largest_gap(zip(last, plain_last, strict=True)))
         self.num_kept, self.last_streams = ends, last
         return error
 
@@ -135,10 +135,8 @@ class Rounds:
         expected = [
             [head.run(*row) for row in rows] for head, rows in zip(self.plain, kept, strict=True)
         ]
-        error = max(
-            float((output - torch.stack(rows)).abs().max())
-            for output, rows in zip(outputs, expected, strict=True)
-        )
+        stacked = [torch.stack(rows) for rows in expected]
+        error = largest_gap(zip(outputs, stacked, strict=True))
         return [rows[-1] for rows in outputs], [rows[-1] for rows in expected], error
 
     def run_to_the_end(self, seed: int) -> float:
@@ -190,10 +188,10 @@ def test_members_that_stop_drafting_leave_the_share() -> None:
     share.freeze()
     assert share.positions is not None
     assert share.is_listed is not None
-    assert share.positions.tolist() == [[3, 4, 0], [5, 6, 7], [1, 2, 0]]
+    assert share.positions.tolist() == [[3, 0, 0], [5, 6, 7], [1, 0, 0]]
     assert share.is_listed.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 0, 0]]
     share.select(torch.tensor([0, 2]))
-    assert share.positions.tolist() == [[3, 4, 0], [1, 2, 0]]
+    assert share.positions.tolist() == [[3, 0, 0], [1, 0, 0]]
     assert share.is_listed.int().tolist() == [[1, 0, 0], [1, 0, 0]]
 
 
