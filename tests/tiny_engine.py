@@ -18,8 +18,8 @@ _LINEAR, _INDEXED = "linear_attention", "indexed_attention"
 TINY: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 16,
-    "num_hidden_layers": 4,
-    "layer_types": (_LINEAR, _INDEXED, _LINEAR, _INDEXED),
+    "num_hidden_layers": 3,
+    "layer_types": (_LINEAR, _INDEXED, _LINEAR),
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
@@ -54,18 +54,18 @@ TINY: dict[str, Any] = {
 VOCAB_SIZE: int = TINY["vocab_size"]
 # What a layer writes to the streams, beside embeddings of size one: enough for texts without
 # short cycles, and little enough for the head to guess.
-_TRUNK_SCALE, _HEAD_SCALE = 0.6, 0.05
+_TRUNK_SCALE, _HEAD_SCALE = 0.5, 0.05
 _WRITES = ("o_proj.weight", "out_proj.weight", "down_proj", "down_proj.weight", "value_proj.weight")
 
 
 @torch.no_grad()
 def tiny_model(
-    dtype: torch.dtype = torch.float64, seed: int = 0, **overrides: Any
+    dtype: torch.dtype = torch.float64, seed: int = 3, **overrides: Any
 ) -> Qwen4ExpForCausalLM:
     """A random model, no norm the identity and no convolution zero, with a head that can guess.
 
     Much of what the target says next follows from its last token. The head reads that token
-    through the target's own mixer, and so is right about half the time.
+    through the target's own mixer, and so is right about a third of the time.
     """
     config = Qwen4ExpConfig(**{**TINY, **overrides})
     model = Qwen4ExpForCausalLM(config, config.mtp_num_hidden_layers)

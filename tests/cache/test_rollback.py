@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outrider.batch import NULL_BLOCK_ID, RowSpan
 from outrider.models.qwen4_exp.cache_specs import DELTA_NET, NGRAM, TARGET_INDEX
+from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from tests.cache.logical_state import largest_difference, logical_state
 from tests.models.feeder import Feeder, Piece
 from tests.tiny_engine import VOCAB_SIZE, random_prompts, tiny_model
@@ -27,7 +28,11 @@ TEXT_LENGTH = 54
 WITHIN_BUDGET, PAST_BUDGET = 5, 26  # length of the prompt; the budget is dense up to 11 positions
 WINDOWS = [(k, j) for k in range(1, 9) for j in range(k + 1)]
 
-model = cache(tiny_model)
+
+@cache
+def model() -> Qwen4ExpForCausalLM:
+    # A seed at which each stale index key changes which blocks are selected.
+    return tiny_model(seed=2)
 
 
 @cache
