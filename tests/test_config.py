@@ -256,3 +256,8 @@ def test_device_that_is_not_there(device: str, monkeypatch: pytest.MonkeyPatch) 
 def test_is_frozen() -> None:
     with pytest.raises(FrozenInstanceError):
         EngineConfig().seed = 1  # type: ignore[misc]
+
+
+def test_a_dict_in_place_of_the_object_says_where_dicts_go() -> None:
+    with pytest.raises(ConfigError, match="give a dict as speculative_config to from_kwargs"):
+        EngineConfig(speculative={"method": "mtp"})  # type: ignore[arg-type]

@@ -168,6 +168,8 @@ class EngineConfig:
                 _check_int(name, getattr(self, name), 1)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
             _check_int(name, getattr(self, name), 1)
+        if not isinstance(self.speculative, SpeculativeConfig | None):
+            raise ConfigError("speculative: give a dict as speculative_config to from_kwargs")
         if self.max_num_batched_tokens <= self.num_speculative_tokens:
             raise ConfigError(
                 "max_num_batched_tokens must be greater than num_speculative_tokens "

@@ -99,7 +99,6 @@ class LLMEngine(EngineCore):
         config = config.resolve()
         self.config = config
         self.model = model
-        self.model_config = model.config
         self.max_model_len = _max_model_len(
             config, min(model.config.max_position_embeddings, model.rotary.max_positions)
         )

@@ -77,7 +77,7 @@ def _attention_specs(
             num_layers,
             index,
             ratio=ratio,
-            dense_limit=(config.num_index_blocks + 1) * ratio - 1,
+            dense_limit=config.index_dense_limit,
         ),
     ]
 

@@ -201,6 +201,11 @@ class Qwen4ExpConfig:
         return self.indexer_budget // self.indexer_compress_ratio
 
     @property
+    def index_dense_limit(self) -> int:
+        """Visible positions up to which every key is selected: all blocks, and a full tail."""
+        return (self.num_index_blocks + 1) * self.indexer_compress_ratio - 1
+
+    @property
     def output_gate(self) -> str:
         """Activation of the delta net's output gate: "sigmoid" or "silu"."""
         return self.output_gate_type or self.hidden_act

@@ -104,17 +104,13 @@ class Indexer(nn.Module):
         self.num_heads, self.head_dim = config.indexer_n_heads, config.indexer_head_dim
         self.ratio = config.indexer_compress_ratio
         self.num_selected = config.num_index_blocks
+        self.dense_limit = config.index_dense_limit
         self._rotary = [rotary]  # in a list: the table belongs to the model, not to this module
         self.index_qk_proj = nn.Linear(
             config.hidden_size, (self.num_heads + 1) * self.head_dim, bias=False
         )
         self.q_layernorm = RMSNorm(self.head_dim, config.rms_norm_eps)
         self.k_layernorm = RMSNorm(self.head_dim, config.rms_norm_eps)
-
-    @property
-    def dense_limit(self) -> int:
-        """The largest number of visible positions at which everything is selected."""
-        return (self.num_selected + 1) * self.ratio - 1
 
     def project(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """[..., C] to unrotated queries [..., heads, dI] and the raw key [..., dI]."""
