@@ -135,7 +135,9 @@ class Scheduler:
                 self._cache_manager.free(request.row)
                 del self._requests[request.request_id]
             elif drafts is not None:
-                request.draft_index, request.num_drafts = i, drafts.num_drafts[i]
+                # The request has blocks for what it may emit, and no row may run past them.
+                room = request.max_output_tokens - request.num_output_tokens
+                request.draft_index, request.num_drafts = i, min(drafts.num_drafts[i], room)
         self._running = [r for r in self._running if r.request_id in self._requests]
         return outputs
 
