@@ -73,7 +73,6 @@ def generate(
     )
     if speculative is None and num_speculative_tokens is None:
         speculative = _default_speculative_config(engine_options.get("model"))
-
     from outrider.entrypoints.decode_run import DecodeRun
     from outrider.entrypoints.llm import LLM
 
