@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from outrider import __version__
 
 OUTRIDER = [sys.executable, "-m", "outrider"]
@@ -84,3 +86,26 @@ def test_a_keyboard_interrupt(model_dir: Path) -> None:
     code, _, err = finish(process)
     assert (code, err) == (130, "")
     assert time.monotonic() - started < 60
+
+
+def closed(redirection: str, *arguments: str) -> tuple[int, str, str]:
+    """Runs the program from a shell that has closed or redirected one of its streams."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *OUTRIDER, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_streams_that_are_closed(model_dir: Path) -> None:
+    given = ("generate", "a", "--model", str(model_dir), "--max-tokens", "2")
+    assert closed(">&-", *given)[0] == 0
+    assert closed("2>&-", *given)[0] == 0
+    assert closed("2>&-", *given, "--top-p", "2") == (2, "", "")
+    code, out, err = closed("<&-", "generate", "-", "--model", str(model_dir))
+    assert (code, out, err) == (2, "", "error: stdin: closed; there is no prompt to read\n")
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_full_disk(model_dir: Path) -> None:
+    for arguments in (["generate", "a", "--json", "--model", str(model_dir)], ["--version"]):
+        code, _, err = closed(">/dev/full", *arguments)
+        assert (code, err.splitlines()) == (2, ["error: the output: No space left on device"])

@@ -79,8 +79,12 @@ def _parse_line(where: str, line: str) -> dict[str, Any]:
 
 
 def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise RequestError("stdin: closed; there is no prompt to read")
     try:
         text = sys.stdin.buffer.read().decode()
     except UnicodeDecodeError as error:
         raise RequestError(f"stdin: not UTF-8 text at byte {error.start}") from None
+    except OSError as error:
+        raise RequestError(f"stdin: cannot be read: {error.strerror}") from None
     return text.removesuffix("\n").removesuffix("\r")

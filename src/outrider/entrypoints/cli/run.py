@@ -41,6 +41,9 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
         name: of the program, for its help.
         arguments: without the name of the program; None is those of the process.
     """
+    # A stream that was closed before the program began is None; what is written there is dropped.
+    sys.stdout = sys.stdout or _null_stream()
+    sys.stderr = sys.stderr or _null_stream()
     for stream in (sys.stdout, sys.stderr):
         _replace_errors(stream)
     try:
@@ -59,14 +62,27 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read the output has left. What is still buffered must not fail at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # Whoever read the output has left.
+        _drop_output()
         return EXIT_BROKEN_PIPE
+    except OSError as error:
+        # A full disk, most often.
+        _drop_output()
+        return _fail(f"{error.filename or 'the output'}: {error.strerror or error}")
 
 
 def _fail(message: str) -> int:
     sys.stderr.write(f"error: {' '.join(message.split())}\n")
     return EXIT_ERROR
+
+
+def _null_stream() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def _drop_output() -> None:
+    """What is still buffered must not fail at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
