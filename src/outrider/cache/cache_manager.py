@@ -223,6 +223,8 @@ class CacheManager:
             [(s.row, s.start, s.num_rows, s.num_drafts) for s in spans], dtype=np.int64
         ).T
         length = int(counts.max())
+        is_short = length <= self.num_pending_rows + 1
+        assert is_short or not drafts.any(), "drafts come in windows that the states can hold back"
         steps = np.arange(length)
         inside = np.minimum(steps, counts[:, None] - 1)
         row_index = offsets[:, None] + inside
