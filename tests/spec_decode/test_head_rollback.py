@@ -1,7 +1,8 @@
 """The law of rollback for the head: what it drafts depends on the text, not on how that came about.
 
 After any windows, with any numbers of drafts kept, the head's drafts and the laws they are drawn
-from are those of a request whose prompt is the whole text, run in one piece.
+from are those of a request whose prompt is the whole text, run in one piece; and these are those of
+a head written row by row from the equations.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,6 +17,7 @@ from torch import Tensor
 from outrider.batch import DraftTokens, RowSpan, SampledTokens, ScheduledBatch
 from outrider.engine.engine import LLMEngine
 from outrider.sampling_params import SamplingParams
+from tests.models.plain_head import PlainHead
 from tests.tiny_engine import VOCAB_SIZE, make_engine, random_prompts, tiny_model
 
 EXACT = 1e-12
@@ -147,6 +149,27 @@ def test_drafts_depend_on_the_text_alone(k: int, length: int) -> None:
 @pytest.mark.parametrize("k", [1, 4])
 def test_with_one_index_selection_for_all_draft_steps(k: int) -> None:
     assert largest_error(k, [k, 0, 1, k], 27, shares_index=True) < EXACT
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("shares_index", [False, True])
+@pytest.mark.parametrize("length", [2, 3, 12, 29])
+def test_the_laws_of_drafts_are_those_of_the_equations(length: int, shares_index: bool) -> None:
+    """Which streams meet which token at which position, past the indexer's budget too."""
+    k = 4
+    (text,) = random_prompts([length], seed=9)
+    drafts = fresh_drafts(text, k, shares_index=shares_index)
+    assert drafts.probs is not None
+    trunk = model().model.forward_sequence(torch.tensor([text[:-1]])).streams[0]
+    head, streams = PlainHead(model()), trunk[0]
+    # The newest token has not run: the last row of the trunk is the one before it.
+    for position, token_id in enumerate(text[1:]):
+        streams = head.run(trunk[position], token_id, position)
+    listed = head.attended if shares_index else None
+    for depth, token_id in enumerate(drafts.token_ids[0].tolist()):
+        law = head.logits(streams).softmax(-1)
+        assert (drafts.probs[0, depth] - law).abs().max() < EXACT
+        streams = head.run(streams, token_id, length - 1 + depth, listed=listed)
 
 
 def test_requests_that_keep_different_numbers() -> None:
