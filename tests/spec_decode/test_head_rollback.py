@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 
 from outrider.batch import DraftTokens, RowSpan, SampledTokens, ScheduledBatch
+from outrider.config import RejectionSampleMethod
 from outrider.engine.engine import LLMEngine
+from outrider.sampling import (
+    Purpose,
+    gumbel_noise,
+    sample_from_probs,
+    sample_with_gumbel,
+    uniforms,
+)
 from outrider.sampling_params import SamplingParams
 from tests.models.plain_head import PlainHead
 from tests.tiny_engine import VOCAB_SIZE, make_engine, random_prompts, tiny_model
@@ -170,6 +178,32 @@ def test_the_laws_of_drafts_are_those_of_the_equations(length: int, shares_index
         law = head.logits(streams).softmax(-1)
         assert (drafts.probs[0, depth] - law).abs().max() < EXACT
         streams = head.run(streams, token_id, length - 1 + depth, listed=listed)
+
+
+@pytest.mark.parametrize("rule", ["block", "coupled"])
+def test_each_draft_is_drawn_with_the_numbers_of_its_place(rule: RejectionSampleMethod) -> None:
+    """Under `coupled` the noise of the position, which the target will meet; else of the window."""
+    engine = make_engine(model(), 4, rejection_sample_method=rule)
+    seen = record(engine)
+    prompts = random_prompts([3, 20], seed=11)
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, params(40), choice_index=i)
+    for _ in range(4):
+        engine.step()
+    assert len(seen) == 4
+    seeds, choices = torch.tensor([5, 5]), torch.tensor([0, 1])
+    for texts, drafts in seen:
+        starts = torch.tensor([len(text) for text in texts])
+        assert drafts.probs is not None
+        for depth in range(4):
+            law, at = drafts.probs[:, depth], torch.full_like(starts, depth)
+            if rule == "coupled":
+                noise = gumbel_noise(seeds, choices, starts + at, VOCAB_SIZE)
+                expected = sample_with_gumbel(law, noise)
+            else:
+                numbers = uniforms(seeds, choices, starts, at, Purpose.DRAFT)
+                expected = sample_from_probs(law, numbers)
+            assert torch.equal(drafts.token_ids[:, depth], expected)
 
 
 def test_requests_that_keep_different_numbers() -> None:

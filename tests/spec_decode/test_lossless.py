@@ -170,11 +170,13 @@ def test_other_drafts_of_the_head(options: dict[str, object]) -> None:
     ("k", "budget"), [(0, 1), (0, 7), (1, 2), (1, 7), (3, 4), (3, 7), (6, 7), (8, 9)]
 )
 def test_prompts_in_pieces(k: int, budget: int) -> None:
-    jobs = [Job(prompts()[i], params(i, 0.0, 20), arrival=3 * i) for i in range(6, 12)]
-    texts = references()[6:12]
-    for drafter in ("head", "one_error") if k else ("head",):
-        engine = drafting_engine(k, drafter, texts, max_num_batched_tokens=budget)
-        assert_texts(decode(engine, jobs), jobs, texts)
+    """Under `coupled` as well: the random numbers of a token know nothing of pieces."""
+    for temperature in (0.0, 1.0):
+        jobs = [Job(prompts()[i], params(i, temperature, 16), arrival=3 * i) for i in range(8, 12)]
+        texts = references(temperature=temperature)[8:12]
+        for drafter in ("head", "one_error") if k else ("head",):
+            engine = drafting_engine(k, drafter, texts, max_num_batched_tokens=budget)
+            assert_texts(decode(engine, jobs), jobs, texts)
 
 
 def test_prompts_one_token_at_a_time_with_drafts_configured() -> None:
