@@ -131,10 +131,10 @@ BROKEN_SPECULATIVE: list[tuple[object, str]] = [
     (3, "speculative_config must be a dict or a JSON object, got 3"),
     ({"method": "qwen4_exp_mtp"}, 'speculative_config.method: write "mtp", not "qwen4_exp_mtp"'),
     ({"method": "deepseek_mtp"}, 'speculative_config.method: write "mtp", not "deepseek_mtp"'),
-    ({"method": "mpt"}, "speculative_config.method must be \"mtp\", got 'mpt'"),
-    ({"method": "MTP"}, "speculative_config.method must be \"mtp\", got 'MTP'"),
-    ({"method": "eagle3"}, "speculative_config.method must be \"mtp\", got 'eagle3'"),
-    ({"method": None}, 'speculative_config.method must be "mtp", got None'),
+    ({"method": "mpt"}, 'speculative_config.method must be "mtp" or "ngram", got \'mpt\''),
+    ({"method": "MTP"}, 'speculative_config.method must be "mtp" or "ngram", got \'MTP\''),
+    ({"method": "eagle3"}, 'speculative_config.method must be "mtp" or "ngram", got \'eagle3\''),
+    ({"method": None}, 'speculative_config.method must be "mtp" or "ngram", got None'),
     ({"num_speculative_tokens": 0}, K + "0 (leave speculative_config out for plain decoding)"),
     ({"num_speculative_tokens": -1}, K + "-1"),
     ({"num_speculative_tokens": 9}, K + "9"),
@@ -154,6 +154,21 @@ BROKEN_SPECULATIVE: list[tuple[object, str]] = [
         {"rejection_sample_method": "blok"},
         "rejection_sample_method must be standard, block or coupled, got 'blok'",
     ),
+    ({"method": "ngram", "prompt_lookup_max": 0}, "prompt_lookup_max must be an integer 1 or more"),
+    ({"method": "ngram", "prompt_lookup_min": True}, "prompt_lookup_min must be an integer 1"),
+    (
+        {"method": "ngram", "prompt_lookup_max": 2, "prompt_lookup_min": 3},
+        "prompt_lookup_min must not be more than prompt_lookup_max (2), got 3",
+    ),
+    (
+        {"prompt_lookup_max": 3},
+        'speculative_config.prompt_lookup_max belongs to the method "ngram"',
+    ),
+    (
+        {"method": "ngram", "index_share_for_mtp_iteration": True},
+        'speculative_config.index_share_for_mtp_iteration belongs to the method "mtp"',
+    ),
+    ({"max_model_len": 0}, "speculative_config.max_model_len must be an integer 1 or more, got 0"),
     ({"index_share_for_mtp_iteration": 1}, "index_share_for_mtp_iteration must be true or false"),
     ({"enforce_eager": False}, "speculative_config.enforce_eager: this build supports only True"),
     ({"draft_tensor_parallel_size": 2}, "draft_tensor_parallel_size: this build supports only 1"),
@@ -205,7 +220,33 @@ BROKEN_OPTIONS: list[tuple[Values, str]] = [
     ({"enforce_eager": False}, "enforce_eager: this build supports only True, got False"),
     ({"enforce_eager": 1}, "enforce_eager: this build supports only True, got 1"),
     ({"tensor_parallel_size": 8}, "tensor_parallel_size: this build supports only 1, got 8"),
-    ({"compilation_config": {"level": 3}}, "compilation_config: this build supports only None"),
+    (
+        {"compilation_config": {"level": 3}},
+        "unknown option 'compilation_config.level'; the nearest is",
+    ),
+    (
+        {"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}},
+        "compilation_config.cudagraph_mode FULL_DECODE_ONLY cannot be honoured: this build runs",
+    ),
+    ({"compilation_config": {"cudagraph_mode": "full"}}, "cudagraph_mode must be NONE, PIECEWISE,"),
+    (
+        {"compilation_config": {"cudagraph_capture_sizes": [8, 16]}},
+        "compilation_config.cudagraph_capture_sizes cannot be honoured",
+    ),
+    (
+        {"compilation_config": {"cudagraph_capture_sizes": [8, 0]}},
+        "compilation_config.cudagraph_capture_sizes[1] must be an integer 1 or more, got 0",
+    ),
+    (
+        {"compilation_config": {"cudagraph_capture_sizes": 8}},
+        "compilation_config.cudagraph_capture_sizes must be a list of integers, got 8",
+    ),
+    ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold must be an integer 0"),
+    ({"max_logprobs": -2}, "max_logprobs must be an integer -1 or more, got -2"),
+    (
+        {"logprobs_mode": "raw_logits"},
+        "logprobs_mode must be raw_logprobs or processed_logprobs, got 'raw_logits'",
+    ),
     ({"trust_remote_code": True}, "trust_remote_code: this build supports only False, got True"),
     ({"quantization": "fp8"}, "quantization: this build supports only None, got 'fp8'"),
     ({"enable_prefix_caching": True}, "enable_prefix_caching: this build supports only False"),
@@ -261,3 +302,17 @@ def test_is_frozen() -> None:
 def test_a_dict_in_place_of_the_object_says_where_dicts_go() -> None:
     with pytest.raises(ConfigError, match="give a dict as speculative_config to from_kwargs"):
         EngineConfig(speculative={"method": "mtp"})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "longest", "shortest"),
+    [
+        ({}, 5, 5),
+        ({"prompt_lookup_max": 4}, 4, 4),
+        ({"prompt_lookup_min": 2}, 2, 2),
+        ({"prompt_lookup_max": 4, "prompt_lookup_min": 2}, 4, 2),
+    ],
+)
+def test_the_lengths_of_a_lookup(given: Values, longest: int, shortest: int) -> None:
+    config = SpeculativeConfig(method="ngram", **given)
+    assert (config.prompt_lookup_max, config.prompt_lookup_min) == (longest, shortest)

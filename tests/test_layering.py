@@ -24,7 +24,8 @@ LAYERS = (
         "sampling_params",
         "request",
         "batch",
-        "outputs",
+        "logprobs",
+        "stop_checker",
         "device",
         "json_file",
         "tokenizer",
@@ -35,7 +36,8 @@ LAYERS = (
     ("cache", "layers", "sampling", "grammar"),
     ("models",),
     ("spec_decode",),
-    ("engine",),
+    # What comes out holds the figures of drafting.
+    ("engine", "outputs"),
     ("entrypoints",),
 )
 LEVELS = {unit: level for level, units in enumerate(LAYERS) for unit in units}

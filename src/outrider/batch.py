@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from outrider.logprobs import TokenLogprobs
     from outrider.request import Request
 
 PLACEHOLDER_TOKEN_ID = -1
@@ -99,14 +100,18 @@ class SampledTokens:
         is_broken: the request's logits are not finite; it emits nothing and cannot go on.
         num_draft_tokens: drafts of each request that were tokens: those before the first
             placeholder of its window.
-        num_fallbacks: rows that were not finite, or held no residual mass, and were worked around.
+        num_fallbacks: rows of each request that were not finite, or held no residual mass, and
+            were worked around.
+        logprobs: of each request, one entry for each of its output tokens, or None where it asks
+            for none.
     """
 
     num_accepted_tokens: Sequence[int]
     output_token_ids: Sequence[Sequence[int]]
     is_broken: Sequence[bool]
     num_draft_tokens: Sequence[int]
-    num_fallbacks: int = 0
+    num_fallbacks: Sequence[int]
+    logprobs: Sequence[Sequence[TokenLogprobs] | None]
 
 
 @dataclass(frozen=True)

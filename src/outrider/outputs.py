@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING
 
-FinishReason = Literal["stop", "length", "error"]
+if TYPE_CHECKING:
+    from outrider.logprobs import LogprobsOfPosition, TokenLogprobs
+    from outrider.spec_decode.metrics import SpecDecodeMetrics
+    from outrider.stop_checker import FinishReason
 
 
 @dataclass(frozen=True)
@@ -14,20 +17,31 @@ class StepOutput:
 
     Attributes:
         request_id: as given to `add_request`.
-        new_token_ids: emitted in this step, after the cut at a stop or at the cap.
+        new_token_ids: emitted in this step, after the cut at a stop or at the cap. The first
+            `num_accepted_tokens` are accepted drafts; one more is recovered, bonus or plain.
+        new_text: what became certain of the text; empty without a tokenizer.
         num_draft_tokens: drafts that were verified.
         num_accepted_tokens: drafts among `new_token_ids`.
+        num_fallbacks: rows of its window that were not finite, or held no residual mass, and were
+            worked around.
         finish_reason: None while the request goes on; "error" where the model's probabilities were
             not finite.
-        stop_reason: the id that stopped it, where it is not the end-of-sequence id.
+        stop_reason: the id or text that stopped it, where it is not the end-of-sequence id.
+        logprobs: one for each of `new_token_ids`, or None where the request asks for none.
+        prompt_logprobs: with the first output of a request that asks for them: None for the first
+            token of the prompt, then one for each.
     """
 
     request_id: str
     new_token_ids: list[int]
+    new_text: str
     num_draft_tokens: int
     num_accepted_tokens: int
+    num_fallbacks: int = 0
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass
@@ -36,17 +50,40 @@ class CompletionOutput:
 
     Attributes:
         index: among the completions of the request.
-        text: decoded, without special tokens.
+        text: decoded.
         token_ids: what the text was decoded from, and the stop token.
-        finish_reason: "stop", "length" or "error"; None while it goes on.
-        stop_reason: the id that stopped it, where it is not the end-of-sequence id.
+        finish_reason: "stop", "length", "abort" or "error"; None while it goes on.
+        stop_reason: the id or text that stopped it, where it is not the end-of-sequence id.
+        logprobs: one entry for each of `token_ids`, or None where none were asked for.
+        cumulative_logprob: sum over `token_ids`, or None where no logprobs were asked for.
     """
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
+    logprobs: list[LogprobsOfPosition] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass
+class RequestMetrics:
+    """When things happened to a request, and what drafting brought it.
+
+    Times are seconds of `time.monotonic`.
+
+    Attributes:
+        arrival_time: it was added.
+        first_token_time: its first token came out, of whichever completion; None before.
+        finished_time: its last completion ended; None before.
+        spec_decode: sums over its completions; those of all requests add up to the engine's.
+    """
+
+    arrival_time: float
+    spec_decode: SpecDecodeMetrics
+    first_token_time: float | None = None
+    finished_time: float | None = None
 
 
 @dataclass
@@ -59,6 +96,9 @@ class RequestOutput:
         prompt_token_ids: what was run.
         outputs: completions.
         finished: all of them have ended.
+        prompt_logprobs: None for the first token, then one entry for each; None where none were
+            asked for.
+        metrics: times and what drafting brought; None where nobody counts.
     """
 
     request_id: str
@@ -66,3 +106,5 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput] = field(default_factory=list)
     finished: bool = False
+    prompt_logprobs: list[LogprobsOfPosition | None] | None = None
+    metrics: RequestMetrics | None = None

@@ -6,7 +6,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from outrider.logprobs import TokenLogprobs
     from outrider.sampling_params import SamplingParams
+    from outrider.stop_checker import StopChecker
 
 
 @dataclass(eq=False)
@@ -19,13 +23,17 @@ class Request:
         num_prompt_tokens: how many of them are the prompt.
         params: what was asked for.
         max_output_tokens: emitted at most, already cut to what max_model_len leaves.
-        stop_token_ids: ids that end the output, the end-of-sequence ids included unless ignored.
+        stop_checker: where the output ends, and its text.
         seed: of the random streams.
         choice: index among the choices of one user request, part of the random key.
+        bad_words_token_ids: sequences that the output must not hold, none empty.
+        prompt_logprobs: of the prompt's tokens from the second on, as far as it has run; None
+            where the request asks for none.
         num_computed_tokens: rows that have run and are kept; set by the scheduler.
         row: place in the cache tables, None while waiting; set by the scheduler.
         draft_index: row of the last `DraftTokens`; meaningless while num_drafts is 0.
         num_drafts: drafts that wait to be verified; set by the scheduler.
+        num_preemptions: times that it lost its caches and had to run again.
     """
 
     request_id: str
@@ -33,15 +41,23 @@ class Request:
     num_prompt_tokens: int
     params: SamplingParams
     max_output_tokens: int
-    stop_token_ids: frozenset[int]
+    stop_checker: StopChecker
     seed: int
     choice: int = 0
+    bad_words_token_ids: Sequence[Sequence[int]] = ()
+    prompt_logprobs: list[TokenLogprobs] | None = None
     num_computed_tokens: int = field(default=0)
     row: int | None = None
     draft_index: int = 0
     num_drafts: int = 0
+    num_preemptions: int = 0
 
     @property
     def num_output_tokens(self) -> int:
         """Tokens emitted so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Ids that end the output, the end-of-sequence ids included unless ignored."""
+        return self.stop_checker.stop_token_ids

@@ -20,6 +20,7 @@ from outrider.request import Request
 from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.rejection_sampler import RejectionSampler
 from outrider.spec_decode.request_sampling import SamplingDefaults
+from outrider.stop_checker import StopChecker
 from tests.scripted_proposer import drafts_of
 
 VOCAB_SIZE, EOS, K = 10, 9, 3
@@ -103,13 +104,14 @@ def make_core() -> EngineCore:
 
 def make_request(name: str, temperature: float) -> Request:
     count = NUM_PROMPT_TOKENS[name]
+    params = SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS[name])
     return Request(
         request_id=name,
         token_ids=TEXTS[name][:count],
         num_prompt_tokens=count,
-        params=SamplingParams(temperature=temperature, max_tokens=MAX_TOKENS[name]),
+        params=params,
         max_output_tokens=MAX_TOKENS[name],
-        stop_token_ids=frozenset([EOS]),
+        stop_checker=StopChecker(params, frozenset([EOS]), MAX_TOKENS[name], None),
         seed=0,
     )
 

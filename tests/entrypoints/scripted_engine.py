@@ -1,6 +1,7 @@
 """An engine whose steps are written down beforehand."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,9 +9,10 @@ import torch
 from torch import Tensor
 
 from outrider.errors import RequestError
-from outrider.outputs import FinishReason, StepOutput
+from outrider.outputs import StepOutput
 from outrider.sampling_params import SamplingParams
-from outrider.tokenizer import Tokenizer
+from outrider.stop_checker import FinishReason
+from outrider.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
 def emit(
@@ -23,7 +25,9 @@ def emit(
     stop_reason: int | None = None,
 ) -> StepOutput:
     """A step's output for the prompt of that index."""
-    return StepOutput(str(index), token_ids, drafts, accepted, reason, stop_reason)
+    return StepOutput(
+        str(index), token_ids, "", drafts, accepted, finish_reason=reason, stop_reason=stop_reason
+    )
 
 
 class ScriptedEngine:
@@ -41,6 +45,7 @@ class ScriptedEngine:
         self.steps = list(steps)
         self.added: list[str] = []
         self.aborted: list[str] = []
+        self._detokenizers: dict[str, IncrementalDetokenizer] = {}
 
     def check_request(self, prompt_token_ids: list[int], params: SamplingParams) -> None:
         if prompt_token_ids == [9]:
@@ -48,6 +53,7 @@ class ScriptedEngine:
 
     def add_request(self, request_id: str, prompt_token_ids: list[int], params: Any) -> None:
         self.added.append(request_id)
+        self._detokenizers[request_id] = IncrementalDetokenizer(self.tokenizer)
 
     def abort_request(self, request_id: str) -> None:
         self.aborted.append(request_id)
@@ -56,18 +62,15 @@ class ScriptedEngine:
         step = self.steps.pop(0)
         if isinstance(step, BaseException):
             raise step
-        named = [self.added[int(output.request_id)] for output in step]
-        return [
-            StepOutput(
-                name,
-                output.new_token_ids,
-                output.num_draft_tokens,
-                output.num_accepted_tokens,
-                output.finish_reason,
-                output.stop_reason,
-            )
-            for name, output in zip(named, step, strict=True)
-        ]
+        return [self._with_text(output) for output in step]
+
+    def _with_text(self, output: StepOutput) -> StepOutput:
+        name = self.added[int(output.request_id)]
+        shown = output.new_token_ids[:-1] if output.finish_reason == "stop" else None
+        text = self._detokenizers[name].append(output.new_token_ids if shown is None else shown)
+        if output.finish_reason is not None:
+            text += self._detokenizers[name].flush()
+        return replace(output, request_id=name, new_text=text)
 
 
 class TableEngine:
@@ -100,7 +103,10 @@ class TableEngine:
         del self._pending[request_id]
 
     def step(self) -> list[StepOutput]:
-        outputs = [StepOutput(name, ids, 4, 3, "length") for name, ids in self._pending.items()]
+        outputs = [
+            StepOutput(name, ids, self.tokenizer.decode(ids), 4, 3, finish_reason="length")
+            for name, ids in self._pending.items()
+        ]
         self._pending.clear()
         return outputs
 

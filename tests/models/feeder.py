@@ -14,6 +14,7 @@ from outrider.models.qwen4_exp.cache_specs import cache_specs, target_layer_stat
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.request import Request
 from outrider.sampling_params import SamplingParams
+from outrider.stop_checker import StopChecker
 from tests.tolerances import largest_gap
 
 
@@ -79,8 +80,9 @@ class Feeder:
             shuffle(pool._free)
         self.states = target_layer_states(model.config, self.manager.groups)
         self.runner = ModelRunner(model, self.manager, self.states)
+        params = SamplingParams()
         self.requests = [
-            Request(str(i), [], 1, SamplingParams(), 1, frozenset(), seed=0, row=None)
+            Request(str(i), [], 1, params, 1, StopChecker(params, frozenset(), 1, None), seed=0)
             for i in range(len(self.sequences))
         ]
         for request in self.requests:

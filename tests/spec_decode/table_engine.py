@@ -25,6 +25,7 @@ from outrider.spec_decode.draft_length import draft_length
 from outrider.spec_decode.draft_sampler import DraftSampler
 from outrider.spec_decode.rejection_sampler import RejectionSampler
 from outrider.spec_decode.request_sampling import SamplingDefaults
+from outrider.stop_checker import StopChecker
 
 VOCAB_SIZE = 3
 PROMPT = (0, 1)
@@ -221,13 +222,14 @@ def make_request(
 ) -> Request:
     """A request of its own seed; `params.seed` is not read."""
     assert params.max_tokens is not None, "the tables have no maximum length"
+    stop_token_ids = frozenset(params.stop_token_ids or ())
     return Request(
         request_id=f"{seed}-{choice}",
         token_ids=list(prompt),
         num_prompt_tokens=len(prompt),
         params=params,
         max_output_tokens=params.max_tokens,
-        stop_token_ids=frozenset(params.stop_token_ids),
+        stop_checker=StopChecker(params, stop_token_ids, params.max_tokens, None),
         seed=seed,
         choice=choice,
     )

@@ -59,7 +59,9 @@ class ForcedSampler:
             kept.append(num_kept)
             outputs.append([*drafts, (7 * len(request.token_ids) + 3) % VOCAB_SIZE])
         count = len(kept)
-        return SampledTokens(kept, outputs, [False] * count, [s.num_drafts for s in batch.spans])
+        num_drafts = [span.num_drafts for span in batch.spans]
+        none = [None] * count
+        return SampledTokens(kept, outputs, [False] * count, num_drafts, [0] * count, none)
 
 
 def record(engine: LLMEngine) -> list[tuple[list[list[int]], DraftTokens]]:

@@ -81,7 +81,7 @@ def plan_cache(config: EngineConfig, model: Qwen4ExpForCausalLM, max_model_len: 
             f"block_size {config.block_size} must be a multiple of indexer_compress_ratio {ratio}"
         )
     weight = model.lm_head.weight
-    num_mtp_layers = model.config.mtp_num_hidden_layers if config.speculative else 0
+    num_mtp_layers = model.config.mtp_num_hidden_layers if config.uses_mtp else 0
     specs = cache_specs(model.config, num_mtp_layers, config.num_speculative_tokens)
     blocks_per_request = -(-max_model_len // config.block_size)
     plan = CachePlan(

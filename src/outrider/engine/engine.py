@@ -22,6 +22,7 @@ from outrider.spec_decode.interface import NoProposer, Proposer
 from outrider.spec_decode.mtp_proposer import MTPProposer
 from outrider.spec_decode.rejection_sampler import RejectionSampler
 from outrider.spec_decode.request_sampling import SamplingDefaults
+from outrider.stop_checker import StopChecker
 from outrider.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class LLMEngine(EngineCore):
             model_dir,
             device=config.device,
             dtype=config.torch_dtype,
-            want_mtp=config.speculative is not None,
+            want_mtp=config.uses_mtp,
             max_positions=config.max_model_len,
         )
         tokenizer = Tokenizer.from_pretrained(model_dir, model.config.vocab_size)
@@ -188,10 +189,7 @@ class LLMEngine(EngineCore):
                 f"the prompt has {num_prompt} tokens, and max_model_len {self.max_model_len} "
                 "leaves no room for output"
             )
-        wanted = params.num_speculative_tokens
-        most = self.config.num_speculative_tokens
-        if wanted is not None and wanted > most:
-            raise RequestError(f"num_speculative_tokens {wanted} is more than the engine's {most}")
+        self._check_params(params)
         if not self.cache_manager.fits(num_prompt + self._max_output_tokens(num_prompt, params)):
             raise RequestError(
                 f"the prompt of {num_prompt} tokens and its output do not fit into the caches: "
@@ -219,19 +217,22 @@ class LLMEngine(EngineCore):
         if request_id in self.scheduler:
             raise RequestError(f"request id {request_id!r} is in use")
         self.check_request(prompt_token_ids, params)
-        stops = set(params.stop_token_ids)
+        stops = frozenset(params.stop_token_ids or ())
         if not params.ignore_eos:
             stops |= self.eos_token_ids
+        room = self._max_output_tokens(len(prompt_token_ids), params)
         self.scheduler.add(
             Request(
                 request_id=request_id,
                 token_ids=list(prompt_token_ids),
                 num_prompt_tokens=len(prompt_token_ids),
                 params=params,
-                max_output_tokens=self._max_output_tokens(len(prompt_token_ids), params),
-                stop_token_ids=frozenset(stops),
+                max_output_tokens=room,
+                stop_checker=StopChecker(params, stops, room, self._tokenizer),
                 seed=self._seed(params),
                 choice=choice_index,
+                bad_words_token_ids=self._bad_words(params),
+                prompt_logprobs=None if params.prompt_logprobs is None else [],
             )
         )
 
@@ -258,6 +259,38 @@ class LLMEngine(EngineCore):
             self.config.max_num_batched_tokens,
         )
         return meter.measure(token_ids, num_prompt_tokens, params)
+
+    def _check_params(self, params: SamplingParams) -> None:
+        """What only an engine can tell of parameters."""
+        wanted = params.num_speculative_tokens
+        most = self.config.num_speculative_tokens
+        if wanted is not None and wanted > most:
+            raise RequestError(f"num_speculative_tokens {wanted} is more than the engine's {most}")
+        limit = self.config.max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(params, name)
+            if value is not None and limit >= 0 and not 0 <= value <= limit:
+                raise RequestError(f"{name} {value} is more than max_logprobs {limit}")
+        for token_id in params.logit_bias or ():
+            if token_id >= self.num_allowed_tokens:
+                raise RequestError(
+                    f"token id {token_id} in logit_bias is out of range: ids are 0 to "
+                    f"{self.num_allowed_tokens - 1}"
+                )
+        for name in ("stop", "bad_words"):
+            if getattr(params, name) and self._tokenizer is None:
+                raise RequestError(f"{name} needs a tokenizer, and this engine has none")
+
+    def _bad_words(self, params: SamplingParams) -> list[list[int]]:
+        """The ways each bad word is spelled: at the start of a text, and after a space."""
+        if not params.bad_words:
+            return []
+        spelled = [
+            self.tokenizer.encode(prefix + word.lstrip())
+            for word in params.bad_words
+            for prefix in ("", " ")
+        ]
+        return [token_ids for token_ids in spelled if token_ids]
 
     def _max_output_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         room = self.max_model_len - num_prompt_tokens

@@ -13,6 +13,7 @@ from outrider.errors import RequestError
 from outrider.request import Request
 from outrider.sampling import compute_probs, gumbel_noise
 from outrider.spec_decode.request_sampling import RequestSampling
+from outrider.stop_checker import StopChecker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +68,7 @@ class MarginMeter:
             num_prompt_tokens=num_prompt_tokens,
             params=params,
             max_output_tokens=1,
-            stop_token_ids=frozenset(),
+            stop_checker=StopChecker(params, frozenset(), 1, None),
             seed=params.seed or 0,
         )
         manager, limit = self.cache_manager, self.max_num_rows

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.batch import DraftTokens, RowSpan, SampledTokens, ScheduledBatch
-from outrider.outputs import FinishReason, StepOutput
+from outrider.outputs import StepOutput
 from outrider.spec_decode.metrics import SpecDecodeMetrics
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from outrider.cache.cache_manager import CacheManager
     from outrider.request import Request
 
@@ -105,7 +103,6 @@ class Scheduler:
         """
         outputs = []
         self._drafts = drafts
-        self.metrics.num_fallbacks += result.num_fallbacks
         for request in self._running:
             request.num_drafts = 0
         for i, request in enumerate(batch.requests):
@@ -113,24 +110,15 @@ class Scheduler:
             request.num_computed_tokens += span.num_certain_rows + result.num_accepted_tokens[i]
             if not batch.is_sampling[i]:
                 continue
-            new_token_ids, reason, stop_reason = _cut(request, result.output_token_ids[i])
-            if result.is_broken[i]:
-                reason = "error"
-            request.token_ids += new_token_ids
-            num_accepted = min(result.num_accepted_tokens[i], len(new_token_ids))
-            num_draft_tokens = result.num_draft_tokens[i]
-            self.metrics.observe(num_draft_tokens, num_accepted, len(new_token_ids))
-            outputs.append(
-                StepOutput(
-                    request.request_id,
-                    new_token_ids,
-                    num_draft_tokens,
-                    num_accepted,
-                    reason,
-                    stop_reason,
-                )
+            output = _emit(request, result, i)
+            outputs.append(output)
+            self.metrics.observe(
+                output.num_draft_tokens,
+                output.num_accepted_tokens,
+                len(output.new_token_ids),
+                output.num_fallbacks,
             )
-            if reason is not None:
+            if output.finish_reason is not None:
                 assert request.row is not None, "a running request has a row"
                 self._cache_manager.free(request.row)
                 del self._requests[request.request_id]
@@ -162,19 +150,25 @@ class Scheduler:
         return drafts.select(torch.tensor(order, device=drafts.token_ids.device), num_drafts)
 
 
-def _cut(
-    request: Request, token_ids: Sequence[int]
-) -> tuple[list[int], FinishReason | None, int | None]:
-    """Ends a run at the first stop token or at the cap.
-
-    Returns:
-        The tokens that are emitted, why the request ends (None if it goes on), and the id that
-        stopped it where the request named it: the end of a sequence needs no reason.
-    """
-    room = request.max_output_tokens - request.num_output_tokens
-    kept = list(token_ids[:room])
-    for place, token_id in enumerate(kept):
-        if token_id in request.stop_token_ids:
-            is_named = token_id in request.params.stop_token_ids
-            return kept[: place + 1], "stop", token_id if is_named else None
-    return kept, "length" if len(kept) == room else None, None
+def _emit(request: Request, result: SampledTokens, i: int) -> StepOutput:
+    """What request i of a batch emits: its new tokens up to the first that ends the output."""
+    run = request.stop_checker.extend(result.output_token_ids[i])
+    is_first = not request.num_output_tokens
+    request.token_ids += run.token_ids
+    text, reason = run.text, run.finish_reason
+    if result.is_broken[i]:
+        text, reason = request.stop_checker.flush(), "error"
+    num_new, logprobs = len(run.token_ids), result.logprobs[i]
+    prompt_logprobs = request.prompt_logprobs if is_first else None
+    return StepOutput(
+        request_id=request.request_id,
+        new_token_ids=run.token_ids,
+        new_text=text,
+        num_draft_tokens=result.num_draft_tokens[i],
+        num_accepted_tokens=min(result.num_accepted_tokens[i], num_new),
+        num_fallbacks=result.num_fallbacks[i],
+        finish_reason=reason,
+        stop_reason=run.stop_reason,
+        logprobs=None if logprobs is None else list(logprobs[:num_new]),
+        prompt_logprobs=None if prompt_logprobs is None else [None, *prompt_logprobs],
+    )

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from outrider.errors import RequestError
 from outrider.outputs import CompletionOutput, RequestOutput
 from outrider.spec_decode.metrics import SpecDecodeMetrics, SpecDecodeStats
-from outrider.tokenizer import IncrementalDetokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +82,6 @@ class _Pending:
 
     index: int
     output: CompletionOutput
-    detokenizer: IncrementalDetokenizer
 
 
 @dataclass
@@ -131,8 +129,7 @@ class DecodeRun:
                 self.engine.add_request(request_id, prompt.token_ids, one)
                 output = CompletionOutput(index=0, text="", token_ids=[])
                 results.append(RequestOutput(request_id, prompt.text, prompt.token_ids, [output]))
-                detokenizer = IncrementalDetokenizer(self.engine.tokenizer)
-                pending[request_id] = _Pending(index, output, detokenizer)
+                pending[request_id] = _Pending(index, output)
             while pending:
                 self._step(pending)
         finally:
@@ -169,6 +166,7 @@ class DecodeRun:
                 step_output.num_draft_tokens,
                 step_output.num_accepted_tokens,
                 len(step_output.new_token_ids),
+                step_output.num_fallbacks,
             )
             self._extend(request, step_output)
             if step_output.finish_reason is not None:
@@ -179,13 +177,9 @@ class DecodeRun:
 
     def _extend(self, request: _Pending, step_output: StepOutput) -> None:
         """Adds what one step emitted to the request's output."""
-        output, token_ids = request.output, step_output.new_token_ids
-        output.token_ids.extend(token_ids)
-        # The token that stops an output is among its ids and not in its text.
-        is_stopped = step_output.finish_reason == "stop"
-        text = request.detokenizer.append(token_ids[:-1] if is_stopped else token_ids)
+        output, text = request.output, step_output.new_text
+        output.token_ids.extend(step_output.new_token_ids)
         if step_output.finish_reason is not None:
-            text += request.detokenizer.flush()
             output.finish_reason = step_output.finish_reason
             output.stop_reason = step_output.stop_reason
         output.text += text

@@ -52,7 +52,11 @@ class SpecDecodeMetrics:
         self._list_positions(self.num_speculative_tokens)
 
     def observe(
-        self, num_draft_tokens: int, num_accepted_tokens: int, num_emitted_tokens: int
+        self,
+        num_draft_tokens: int,
+        num_accepted_tokens: int,
+        num_emitted_tokens: int,
+        num_fallbacks: int = 0,
     ) -> None:
         """Counts one request's part in one step.
 
@@ -62,6 +66,7 @@ class SpecDecodeMetrics:
                 the step, this may still be the number before the cut: what was not emitted is not
                 counted as accepted.
             num_emitted_tokens: tokens the request really emitted in this step.
+            num_fallbacks: rows of its window that were worked around.
         """
         assert 0 <= num_accepted_tokens <= num_draft_tokens, "accepted more than was drafted"
         assert 0 <= num_emitted_tokens <= num_accepted_tokens + 1, (
@@ -74,6 +79,7 @@ class SpecDecodeMetrics:
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted_tokens
         self.num_emitted_tokens += num_emitted_tokens
+        self.num_fallbacks += num_fallbacks
         for position in range(num_draft_tokens):
             self.num_draft_tokens_per_pos[position] += 1
         for position in range(num_accepted_tokens):

@@ -156,8 +156,9 @@ def _on_host(
     size = len(batch.requests)
     accepted, drafted, broken = [0] * size, [0] * size, [False] * size
     outputs: list[list[int]] = [[] for _ in range(size)]
+    num_fallbacks = [0] * size
     if result is None or draft_ids is None:
-        return SampledTokens(accepted, outputs, broken, drafted)
+        return SampledTokens(accepted, outputs, broken, drafted, num_fallbacks, [None] * size)
     packed = torch.cat(
         [
             torch.stack(
@@ -173,10 +174,8 @@ def _on_host(
         ],
         dim=1,
     ).tolist()
-    num_fallbacks = 0
     for i, row in zip(sampling, packed, strict=True):
-        accepted[i], drafted[i], is_broken, fallbacks, *token_ids = row
+        accepted[i], drafted[i], is_broken, num_fallbacks[i], *token_ids = row
         broken[i] = bool(is_broken)
         outputs[i] = [] if is_broken else token_ids[: accepted[i] + 1]
-        num_fallbacks += fallbacks
-    return SampledTokens(accepted, outputs, broken, drafted, num_fallbacks)
+    return SampledTokens(accepted, outputs, broken, drafted, num_fallbacks, [None] * size)

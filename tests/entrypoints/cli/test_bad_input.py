@@ -35,7 +35,7 @@ FLAGS: dict[str, tuple[list[str], str]] = {
     ),
     "method": (
         ["a", "--speculative-config", '{"method": "eagle"}'],
-        "speculative_config.method must be \"mtp\", got 'eagle'",
+        'speculative_config.method must be "mtp" or "ngram", got \'eagle\'',
     ),
     "config key": (
         ["a", "--speculative-config", '{"num_speculative_token": 3}'],

@@ -223,7 +223,9 @@ def test_a_broken_model_is_told(
         outputs = step(engine)
         for output in outputs[1:]:
             engine.abort_request(output.request_id)
-        return outputs[:1] + [StepOutput(o.request_id, [], 0, 0, "error") for o in outputs[1:]]
+        return outputs[:1] + [
+            StepOutput(o.request_id, [], "", 0, 0, finish_reason="error") for o in outputs[1:]
+        ]
 
     monkeypatch.setattr(LLMEngine, "step", broken_step)
     given = ["--model", str(model_dir), "--max-tokens", "2"]

@@ -20,7 +20,12 @@ from typing import (
 
 import typer
 
-from outrider.config import MAX_SPECULATIVE_TOKENS, EngineConfig, parse_json_object
+from outrider.config import (
+    MAX_SPECULATIVE_TOKENS,
+    NESTED_OPTIONS,
+    EngineConfig,
+    parse_json_object,
+)
 from outrider.errors import ConfigError, shown
 from outrider.sampling_params import SamplingParams
 
@@ -32,13 +37,23 @@ Options = dict[str, Any]
 DEFAULT_NUM_SPECULATIVE_TOKENS = 3
 
 # Fields whose flag has another name than the field.
-_FLAG_NAMES = {"rejection_sample_method": "--rule", "stop_token_ids": "--stop-token-id"}
+_FLAG_NAMES = {
+    "bad_words": "--bad-word",
+    "rejection_sample_method": "--rule",
+    "stop_token_ids": "--stop-token-id",
+}
 # Given as text and parsed by EngineConfig, with what the help shows for the text.
-_TEXT_FIELDS = {"kv_cache_memory": "SIZE", "speculative": "JSON", "rejection_sampler": "JSON"}
-# Options of vLLM's that hold these fields.
-_OPTION_NAMES = {"speculative": "speculative_config", "rejection_sampler": "additional_config"}
-# The seed of a command is that of its requests, and -k their number of drafts.
-_FIELDS_ELSEWHERE = {EngineConfig: ("seed",), SamplingParams: ("num_speculative_tokens",)}
+_TEXT_FIELDS = {
+    "kv_cache_memory": "SIZE",
+    "logit_bias": "JSON",
+    **dict.fromkeys(NESTED_OPTIONS, "JSON"),
+}
+# The seed of a command is that of its requests, -k their number of drafts, and what it prints is
+# text as it comes.
+_FIELDS_ELSEWHERE = {
+    EngineConfig: ("seed",),
+    SamplingParams: ("num_speculative_tokens", "output_kind", "detokenize"),
+}
 
 
 def takes_engine_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -122,7 +137,7 @@ def _flags(cls: type, defaults: Mapping[str, object], panel: str) -> list[inspec
         if name in _FIELDS_ELSEWHERE[cls]:
             continue
         default = defaults.get(name, field.default)
-        option_name = _OPTION_NAMES.get(name, name)
+        option_name = NESTED_OPTIONS.get(name, name)
         option = typer.Option(
             _FLAG_NAMES.get(name, f"--{option_name.replace('_', '-')}"),
             help=_help(helps[name], name in defaults),
@@ -142,7 +157,8 @@ def _flags(cls: type, defaults: Mapping[str, object], panel: str) -> list[inspec
 
 def _without_none(hint: Any) -> Any:
     if get_origin(hint) in (Union, types.UnionType):
-        (hint,) = (one for one in get_args(hint) if one is not type(None))
+        # Where a list may be given by its only entry, the flag makes the list.
+        hint = next(one for one in get_args(hint) if one is not type(None))
     return hint
 
 
@@ -151,7 +167,7 @@ def _flag_type(hint: Any) -> Any:
     if get_origin(hint) is Literal:
         # The dataclass checks the choice and names those there are.
         return str
-    return list[int] if get_origin(hint) is not None else hint
+    return hint if get_origin(hint) is None else list[get_args(hint)[0]]  # type: ignore[misc]
 
 
 def _metavar(hint: Any) -> str | None:

@@ -1,0 +1,40 @@
+"""Options of the engine: a frozen tree with vLLM's names; an unknown key is an error."""
+
+from outrider.config.engine import (
+    MAX_SEED,
+    MIN_SEED,
+    NESTED_OPTIONS,
+    DType,
+    EngineConfig,
+    LogprobsMode,
+)
+from outrider.config.parsing import parse_json_object, parse_size
+from outrider.config.speculative import (
+    MAX_SPECULATIVE_TOKENS,
+    REJECTION_SAMPLE_METHODS,
+    CompilationConfig,
+    DraftSampleMethod,
+    RejectionSampleMethod,
+    RejectionSamplerConfig,
+    SpeculativeConfig,
+    SpeculativeMethod,
+)
+
+__all__ = [
+    "MAX_SEED",
+    "MAX_SPECULATIVE_TOKENS",
+    "MIN_SEED",
+    "NESTED_OPTIONS",
+    "REJECTION_SAMPLE_METHODS",
+    "CompilationConfig",
+    "DType",
+    "DraftSampleMethod",
+    "EngineConfig",
+    "LogprobsMode",
+    "RejectionSampleMethod",
+    "RejectionSamplerConfig",
+    "SpeculativeConfig",
+    "SpeculativeMethod",
+    "parse_json_object",
+    "parse_size",
+]
