@@ -100,7 +100,7 @@ class EmitLast:
         self._token_id = token_id
 
     def __call__(self, batch: ScheduledBatch, logits: Tensor) -> SampledTokens:
-        return SampledTokens([0], [[self._token_id]], [False], [0])
+        return SampledTokens([0], [[self._token_id]], [False], [0], [0], [None])
 
 
 def _record_one_step(engine: LLMEngine, prompt: list[int]) -> Any:
