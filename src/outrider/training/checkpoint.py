@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import OutriderError
+from outrider.models.qwen4_exp.checkpoint_writer import flush_to_disk
 from outrider.training.schedule import Progress
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ def save_training_checkpoint(
         save_file(_optimizer_tensors(model, optimizer), temporary / _OPTIMIZER_FILE)
         (temporary / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)), encoding="utf-8")
         for path in temporary.iterdir():
-            _flush(path)
+            flush_to_disk(path)
         shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
-        _flush(folder)
+        flush_to_disk(folder)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise OutriderError(
@@ -102,12 +102,3 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 
 def _contiguous(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-
-
-def _flush(path: Path) -> None:
-    # A rename is durable only after the files it publishes are.
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

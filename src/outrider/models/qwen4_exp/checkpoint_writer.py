@@ -158,7 +158,7 @@ def _write_json(path: Path, value: object) -> None:
 def _publish(staging: Path, out_dir: Path) -> None:
     """Move complete files to where they are looked for."""
     for path in staging.iterdir():
-        _flush(path)
+        flush_to_disk(path)
     if not out_dir.exists():
         # mkdtemp makes it private; a checkpoint has the permissions of any other new directory.
         umask = os.umask(0)
@@ -178,8 +178,11 @@ def _publish(staging: Path, out_dir: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _flush(path: Path) -> None:
-    # A rename must not become durable before the data it publishes.
+def flush_to_disk(path: Path) -> None:
+    """Waits until a file or folder is on the disk.
+
+    A rename must not become durable before the data it publishes.
+    """
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
