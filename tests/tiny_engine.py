@@ -93,12 +93,13 @@ def tiny_model(
 def make_engine(model: Qwen4ExpForCausalLM, k: int = 0, **options: Any) -> LLMEngine:
     """An engine that drafts K tokens with the head; `options` as in `EngineConfig.from_kwargs`.
 
-    Options of `speculative_config` are given by their own names.
+    Options of `speculative_config` are given by their own names, but for `drafter_max_model_len`.
     """
     speculative: dict[str, Any] = {"method": "mtp", "num_speculative_tokens": k}
     for name in ("draft_sample_method", "rejection_sample_method", "index_share_for_mtp_iteration"):
         if name in options:
             speculative[name] = options.pop(name)
+    speculative["max_model_len"] = options.pop("drafter_max_model_len", None)
     defaults = {"max_model_len": 128, "max_num_seqs": 8, "block_size": 8, "device": "cpu"}
     config = EngineConfig.from_kwargs(
         **{**defaults, **options},

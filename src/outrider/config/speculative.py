@@ -37,7 +37,8 @@ class SpeculativeConfig:
         prompt_lookup_max: longest run of tokens that "ngram" looks up; None is
             `prompt_lookup_min`, or 5 without that.
         prompt_lookup_min: shortest such run; None is `prompt_lookup_max`.
-        max_model_len: nothing is drafted for positions from here on; None is the engine's.
+        max_model_len: nothing is drafted for positions from here on, where decoding goes on
+            plainly; None, and what is more than the engine's, is the engine's.
     """
 
     method: SpeculativeMethod = "mtp"

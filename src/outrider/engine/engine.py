@@ -329,4 +329,5 @@ def _proposer(
         num_speculative_tokens=speculative.num_speculative_tokens,
         draft_sample_method=speculative.draft_sample_method,
         shares_index=shares_index,
+        max_model_len=speculative.max_model_len,
     )

@@ -52,6 +52,7 @@ class MTPProposer:
         num_speculative_tokens: K.
         draft_sample_method: "probabilistic" or "greedy".
         shares_index: one index selection for all draft steps of an iteration.
+        max_model_len: positions from here on get no draft; None is no such limit.
 
     Raises:
         ConfigError: the head has another number of layers than 1.
@@ -67,6 +68,7 @@ class MTPProposer:
         num_speculative_tokens: int,
         draft_sample_method: DraftSampleMethod,
         shares_index: bool,
+        max_model_len: int | None = None,
     ) -> None:
         if model.mtp is None:
             raise ConfigError(
@@ -82,6 +84,7 @@ class MTPProposer:
         self._states = states
         self._num_speculative_tokens = num_speculative_tokens
         self._shares_index = shares_index
+        self._max_model_len = max_model_len
         self._sampler = DraftSampler(defaults, draft_sample_method)
 
     def propose(
@@ -115,7 +118,9 @@ class MTPProposer:
         for i, request in enumerate(batch.requests):
             new_ids = result.output_token_ids[i]
             has_ended = result.is_broken[i] or not request.stop_token_ids.isdisjoint(new_ids)
-            length = draft_length(request, max(len(new_ids), 1), self._num_speculative_tokens)
+            length = draft_length(
+                request, max(len(new_ids), 1), self._num_speculative_tokens, self._max_model_len
+            )
             lengths.append(0 if has_ended else length)
         return lengths
 
