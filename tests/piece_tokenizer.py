@@ -1,0 +1,24 @@
+"""A tokenizer whose tokens are given byte by byte, so that a test decides where a token ends."""
+
+from collections.abc import Sequence
+
+import tokenizers
+from tokenizers import decoders, models
+
+from outrider.tokenizer import _BYTE_VALUES, Tokenizer
+
+_CHARS = {value: char for char, value in _BYTE_VALUES.items()}
+
+
+def piece_tokenizer(
+    pieces: Sequence[bytes], special: Sequence[str] = (), eos_token_ids: Sequence[int] = ()
+) -> Tokenizer:
+    """Tokens 0, 1, ... are the pieces, and special tokens come after them."""
+    vocab = {
+        "".join(_CHARS[value] for value in piece): token_id for token_id, piece in enumerate(pieces)
+    }
+    assert len(vocab) == len(pieces), "two pieces are the same"
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(list(special))
+    return Tokenizer(backend, eos_token_ids)
