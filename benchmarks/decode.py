@@ -26,8 +26,9 @@ from outrider.bundled import BUNDLED_PROMPTS
 from outrider.entrypoints.cli.options import Options, parse_k_list, takes_engine_options
 from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, PromptInput, read_prompts_file
 from outrider.entrypoints.cli.run import make_app, run
-from outrider.entrypoints.decode_run import DecodeRun, DecodeSpeed, EncodedPrompt
+from outrider.entrypoints.decode_run import DecodeRun, DecodeSpeed
 from outrider.entrypoints.llm import LLM
+from outrider.entrypoints.prompt_encoder import EncodedPrompt
 from outrider.errors import ConfigError
 from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.metrics import SpecDecodeMetrics

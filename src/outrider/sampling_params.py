@@ -22,6 +22,8 @@ _LEAST_TEMPERATURE = 1e-5
 # What the OpenAI API allows.
 _MAX_PENALTY = 2.0
 _MAX_LOGIT_BIAS = 100.0
+# As in vLLM, so that no typing error queues a billion requests.
+_MAX_COMPLETIONS = 16384
 
 
 class RequestOutputKind(StrEnum):
@@ -42,7 +44,7 @@ class SamplingParams:
     """Parameters of one request.
 
     Attributes:
-        n: completions of the prompt.
+        n: completions of the prompt, at most 16384.
         presence_penalty: taken from the logit of a token that the output holds, in [-2, 2].
         frequency_penalty: taken once for each time that the output holds it, in [-2, 2].
         repetition_penalty: above 1 it divides the positive logit of a token that prompt or output
@@ -102,7 +104,7 @@ class SamplingParams:
         self._set("top_p", _real("top_p", self.top_p, 0, 1, is_zero_out=True))
         self._set("top_k", _integer("top_k", self.top_k, -1, hint=" (0 or -1 is all)"))
         self._set("min_p", _real("min_p", self.min_p, 0, 1))
-        self._set("n", _integer("n", self.n, 1))
+        self._set("n", _integer("n", self.n, 1, _MAX_COMPLETIONS))
         for name in ("presence_penalty", "frequency_penalty"):
             self._set(name, _real(name, getattr(self, name), -_MAX_PENALTY, _MAX_PENALTY))
         penalty = self.repetition_penalty

@@ -23,10 +23,18 @@ def emit(
     drafts: int = 0,
     accepted: int = 0,
     stop_reason: int | None = None,
+    **others: Any,
 ) -> StepOutput:
-    """A step's output for the prompt of that index."""
+    """A step's output for the engine request that was added as the one of that index."""
     return StepOutput(
-        str(index), token_ids, "", drafts, accepted, finish_reason=reason, stop_reason=stop_reason
+        str(index),
+        token_ids,
+        "",
+        drafts,
+        accepted,
+        finish_reason=reason,
+        stop_reason=stop_reason,
+        **others,
     )
 
 
@@ -35,8 +43,13 @@ class ScriptedEngine:
 
     Args:
         tokenizer: of its texts.
-        steps: what each step emits, with the index of the prompt as the request's id; an exception
-            is raised.
+        steps: what each step emits, with the place at which a request was added as its id; an
+            exception is raised.
+
+    Attributes:
+        added: ids of the requests, in their order.
+        choices: the parameters and the choice index of each.
+        aborted: ids, in the order in which they were aborted.
     """
 
     def __init__(self, tokenizer: Tokenizer, steps: list[list[StepOutput] | BaseException]) -> None:
@@ -44,6 +57,7 @@ class ScriptedEngine:
         self.tokenizer = tokenizer
         self.steps = list(steps)
         self.added: list[str] = []
+        self.choices: list[tuple[SamplingParams, int]] = []
         self.aborted: list[str] = []
         self._detokenizers: dict[str, IncrementalDetokenizer] = {}
 
@@ -51,8 +65,16 @@ class ScriptedEngine:
         if prompt_token_ids == [9]:
             raise RequestError("refused")
 
-    def add_request(self, request_id: str, prompt_token_ids: list[int], params: Any) -> None:
+    def add_request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        choice_index: int = 0,
+    ) -> None:
+        self.check_request(prompt_token_ids, params)
         self.added.append(request_id)
+        self.choices.append((params, choice_index))
         self._detokenizers[request_id] = IncrementalDetokenizer(self.tokenizer)
 
     def abort_request(self, request_id: str) -> None:
@@ -95,7 +117,11 @@ class TableEngine:
         pass
 
     def add_request(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        choice_index: int = 0,
     ) -> None:
         self._pending[request_id] = self._answer(prompt_token_ids[0], params)
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from outrider.entrypoints.decode_run import DecodeRun, DecodeSpeed, EncodedPrompt
+from outrider.entrypoints.decode_run import DecodeRun, DecodeSpeed
+from outrider.entrypoints.prompt_encoder import EncodedPrompt
 from outrider.errors import RequestError
 from outrider.sampling_params import SamplingParams
 from outrider.tokenizer import Tokenizer

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from outrider.entrypoints.decode_run import EncodedPrompt
+from outrider.entrypoints.prompt_encoder import EncodedPrompt
 from outrider.entrypoints.self_test import Report, SelfTest, first_difference
 from outrider.errors import RequestError
 from outrider.sampling_params import SamplingParams

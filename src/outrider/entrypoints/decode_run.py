@@ -7,19 +7,21 @@ self-test and the benchmark. So all of them cut text and measure speed alike.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
+from outrider.entrypoints.output_processor import OutputProcessor
 from outrider.errors import RequestError
-from outrider.outputs import CompletionOutput, RequestOutput
+from outrider.sampling_params import RequestOutputKind
 from outrider.spec_decode.metrics import SpecDecodeMetrics, SpecDecodeStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from outrider.engine.engine import LLMEngine
-    from outrider.outputs import StepOutput
+    from outrider.entrypoints.prompt_encoder import EncodedPrompt
+    from outrider.outputs import RequestOutput
     from outrider.sampling_params import SamplingParams
 
     OnText = Callable[[int, str], object]
@@ -32,21 +34,6 @@ class DecodeStats(SpecDecodeStats):
     """The figures of a run under the names that the command line prints as JSON."""
 
     decode_tokens_per_s: float
-
-
-@dataclass(frozen=True)
-class EncodedPrompt:
-    """A prompt, ready for the engine.
-
-    Attributes:
-        token_ids: what is run.
-        text: what they were encoded from, or None where ids were given.
-        name: how an error names it, such as "prompts[3]"; empty for a prompt that stands alone.
-    """
-
-    token_ids: list[int]
-    text: str | None = None
-    name: str = ""
 
 
 @dataclass
@@ -77,21 +64,14 @@ class DecodeSpeed:
 
 
 @dataclass
-class _Pending:
-    """One request on its way."""
-
-    index: int
-    output: CompletionOutput
-
-
-@dataclass
 class DecodeRun:
     """Prompts that are decoded together.
 
     Attributes:
         engine: runs them; it may serve other requests before and after, but not at once.
-        on_text: called with the index of a prompt and each piece of its text, in order.
-        on_finish: called with the index of a prompt when it ends.
+        on_text: called with the index of a prompt and each piece of its text, in order; of several
+            completions it is told the first.
+        on_finish: called with the index of a prompt when all its completions have ended.
         metrics: what drafting brought in this run.
         speed: how fast it decoded.
     """
@@ -104,6 +84,7 @@ class DecodeRun:
 
     def __post_init__(self) -> None:
         self.metrics = SpecDecodeMetrics(self.engine.config.num_speculative_tokens)
+        self._processor = OutputProcessor(self.engine)
 
     def run(
         self, prompts: Sequence[EncodedPrompt], params: Sequence[SamplingParams]
@@ -112,7 +93,7 @@ class DecodeRun:
 
         Args:
             prompts: any number.
-            params: one for each prompt.
+            params: one for each prompt; every result is whole, whatever their `output_kind`.
 
         Returns:
             One result for each prompt, in the order of the prompts.
@@ -122,23 +103,25 @@ class DecodeRun:
         """
         for prompt, one in zip(prompts, params, strict=True):
             self._check(prompt, one)
-        results, pending = [], {}
+        indexes: dict[str, int] = {}
+        results: dict[int, RequestOutput] = {}
         try:
             for index, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
                 request_id = str(next(_REQUEST_NUMBERS))
-                self.engine.add_request(request_id, prompt.token_ids, one)
-                output = CompletionOutput(index=0, text="", token_ids=[])
-                results.append(RequestOutput(request_id, prompt.text, prompt.token_ids, [output]))
-                pending[request_id] = _Pending(index, output)
-            while pending:
-                self._step(pending)
+                indexes[request_id] = index
+                final_only = replace(one, output_kind=RequestOutputKind.FINAL_ONLY)
+                self._processor.add_request(request_id, prompt, final_only)
+            while len(results) < len(prompts):
+                for result in self._step(indexes):
+                    index = indexes[result.request_id]
+                    results[index] = result
+                    if self.on_finish is not None:
+                        self.on_finish(index)
         finally:
-            # Nothing is pending unless an error or a keyboard interrupt came.
-            for request_id in pending:
-                self.engine.abort_request(request_id)
-        for result in results:
-            result.finished = True
-        return results
+            # Nothing is left unless an error or a keyboard interrupt came.
+            for request_id in self._processor.request_ids:
+                self._processor.abort_request(request_id)
+        return [results[index] for index in range(len(prompts))]
 
     def stats(self) -> DecodeStats:
         """The figures that go into the command line's JSON."""
@@ -153,35 +136,22 @@ class DecodeRun:
         except RequestError as error:
             raise RequestError(f"{prompt.name}: {error}" if prompt.name else str(error)) from None
 
-    def _step(self, pending: dict[str, _Pending]) -> None:
+    def _step(self, indexes: dict[str, int]) -> list[RequestOutput]:
         start = time.perf_counter()
         step_outputs = self.engine.step()
         seconds = time.perf_counter() - start
         num_tokens, has_first_token = 0, False
         for step_output in step_outputs:
-            request = pending[step_output.request_id]
+            choice = self._processor.choice(step_output.request_id)
             num_tokens += len(step_output.new_token_ids)
-            has_first_token |= not request.output.token_ids
+            has_first_token |= not choice.output.token_ids
             self.metrics.observe(
                 step_output.num_draft_tokens,
                 step_output.num_accepted_tokens,
                 len(step_output.new_token_ids),
                 step_output.num_fallbacks,
             )
-            self._extend(request, step_output)
-            if step_output.finish_reason is not None:
-                del pending[step_output.request_id]
-                if self.on_finish is not None:
-                    self.on_finish(request.index)
+            if self.on_text is not None and step_output.new_text and choice.output.index == 0:
+                self.on_text(indexes[choice.request_id], step_output.new_text)
         self.speed.observe(num_tokens, seconds, has_first_token)
-
-    def _extend(self, request: _Pending, step_output: StepOutput) -> None:
-        """Adds what one step emitted to the request's output."""
-        output, text = request.output, step_output.new_text
-        output.token_ids.extend(step_output.new_token_ids)
-        if step_output.finish_reason is not None:
-            output.finish_reason = step_output.finish_reason
-            output.stop_reason = step_output.stop_reason
-        output.text += text
-        if text and self.on_text is not None:
-            self.on_text(request.index, text)
+        return self._processor.process(step_outputs)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from outrider.entrypoints.decode_run import DecodeRun, EncodedPrompt
+    from outrider.entrypoints.decode_run import DecodeRun
+    from outrider.entrypoints.prompt_encoder import EncodedPrompt
 
 NUM_PROMPTS = 3
 # Lines of a prompt that are shown: enough to see what is being continued.

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-import difflib
 from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.engine.engine import LLMEngine
-from outrider.entrypoints.decode_run import DecodeRun, EncodedPrompt
+from outrider.entrypoints.decode_run import DecodeRun
+from outrider.entrypoints.prompt_encoder import PromptEncoder
 from outrider.errors import RequestError, shown
 from outrider.generation_config import GenerationConfig
 from outrider.sampling_params import SamplingParams
@@ -22,12 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from os import PathLike
 
+    from outrider.entrypoints.prompt_encoder import EncodedPrompt, Prompt
     from outrider.outputs import RequestOutput
     from outrider.tokenizer import Tokenizer
-
-    Prompt = str | Sequence[int] | Mapping[str, Any]
-
-_PROMPT_KEYS = ("prompt", "prompt_token_ids")
 
 
 class LLM:
@@ -117,21 +113,7 @@ class LLM:
 
         Errors name the index of the prompt, unless it was given alone.
         """
-        if _is_one(prompts):
-            return [self._encode("", prompts)]
-        if not isinstance(prompts, Sequence):
-            raise RequestError(f"prompts must be a text or a list of prompts, got {shown(prompts)}")
-        return [self._encode(f"prompts[{i}]", prompt) for i, prompt in enumerate(prompts)]
-
-    def _encode(self, name: str, prompt: object) -> EncodedPrompt:
-        try:
-            text, token_ids = _text_and_ids(prompt)
-            if token_ids is None:
-                assert text is not None, "a prompt has a text or token ids"
-                token_ids = self.get_tokenizer().encode(text)
-        except RequestError as error:
-            raise RequestError(f"{name}: {error}" if name else str(error)) from None
-        return EncodedPrompt(token_ids, text, name)
+        return PromptEncoder(self.get_tokenizer()).encode(prompts)
 
     def _params_for_each(self, num_prompts: int, params: object) -> list[SamplingParams]:
         if params is None:
@@ -150,49 +132,6 @@ class LLM:
                 "give one for all, or one for each"
             )
         return listed
-
-
-def _is_one(prompts: object) -> bool:
-    """Whether this is one prompt: a text, an object, or a list of token ids."""
-    if isinstance(prompts, str | Mapping):
-        return True
-    return (
-        isinstance(prompts, Sequence)
-        and len(prompts) > 0
-        and all(isinstance(item, Integral) for item in prompts)
-    )
-
-
-def _text_and_ids(prompt: object) -> tuple[str | None, list[int] | None]:
-    """Text and token ids of one prompt of any form; one of the two may be None."""
-    if isinstance(prompt, str):
-        return prompt, None
-    if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
-        return None, _token_ids("the prompt", prompt)
-    if not isinstance(prompt, Mapping):
-        raise RequestError(
-            "a prompt must be a text, a list of token ids or an object with prompt or "
-            f"prompt_token_ids, got {shown(prompt)}"
-        )
-    for key in prompt:
-        if key not in _PROMPT_KEYS:
-            near = difflib.get_close_matches(str(key), _PROMPT_KEYS, n=1, cutoff=0.0)[0]
-            raise RequestError(f'unknown key {shown(key)} of a prompt; the nearest is "{near}"')
-    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if text is None and token_ids is None:
-        raise RequestError(f"prompt or prompt_token_ids is missing, got {shown(dict(prompt))}")
-    if text is not None and not isinstance(text, str):
-        raise RequestError(f"prompt must be a text, got {shown(text)}")
-    return text, None if token_ids is None else _token_ids("prompt_token_ids", token_ids)
-
-
-def _token_ids(name: str, value: object) -> list[int]:
-    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray):
-        raise RequestError(f"{name} must be a list of token ids, got {shown(value)}")
-    for index, token_id in enumerate(value):
-        if isinstance(token_id, bool) or not isinstance(token_id, Integral):
-            raise RequestError(f"{name}[{index}] must be a token id, got {shown(token_id)}")
-    return [int(token_id) for token_id in value]
 
 
 @contextmanager

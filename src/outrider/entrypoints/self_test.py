@@ -12,7 +12,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, TypedDict
 
-from outrider.entrypoints.decode_run import DecodeRun, EncodedPrompt
+from outrider.entrypoints.decode_run import DecodeRun
 from outrider.errors import RequestError
 from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.metrics import SpecDecodeMetrics
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from outrider.engine.engine import LLMEngine
+    from outrider.entrypoints.prompt_encoder import EncodedPrompt
 
 GREEDY, COUPLED = "greedy", "coupled"
 RULES = (GREEDY, COUPLED)
