@@ -23,7 +23,12 @@ from rich.table import Table
 
 from benchmarks.provenance import provenance
 from outrider.bundled import BUNDLED_PROMPTS
-from outrider.entrypoints.cli.options import Options, parse_k_list, takes_engine_options
+from outrider.entrypoints.cli.options import (
+    Options,
+    parse_k_list,
+    speculative_options,
+    takes_engine_options,
+)
 from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, PromptInput, read_prompts_file
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun, DecodeSpeed
@@ -136,7 +141,7 @@ def decode(
         for index in range(num_prompts)
     ]
     inputs = _spread(read_prompts_file(prompts_file), num_prompts)
-    speculative = {"method": "mtp", "num_speculative_tokens": max(numbers)}
+    speculative = speculative_options(max(numbers), engine_options.pop("speculative_config", None))
     defaults = {"max_num_seqs": max(batch_sizes), "speculative_config": speculative}
     first = LLM(**{**defaults, **engine_options})
     llms = {number: first.with_num_speculative_tokens(number) for number in numbers}

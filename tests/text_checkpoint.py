@@ -17,6 +17,11 @@ def write_text_checkpoint(folder: Path) -> Path:
     torch.manual_seed(0)
     config = tiny_config(vocab_size=4096, max_position_embeddings=256, eos_token_id=0)
     save_checkpoint(random_model(config), config, folder, torch.float32)
+    copy_tokenizer(folder)
+    return folder
+
+
+def copy_tokenizer(folder: Path) -> None:
+    """Gives a checkpoint of 4,096 ids the bundled tokenizer."""
     for name in TOKENIZER_FILES:
         shutil.copy(BUNDLED_MODEL_DIR / name, folder)
-    return folder

@@ -1,12 +1,12 @@
 """A tiny model whose head is often right, engines around it, and the loop that runs them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
-from outrider.config import EngineConfig
+from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.engine.engine import LLMEngine
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
@@ -95,8 +95,8 @@ def make_engine(model: Qwen4ExpForCausalLM, k: int = 0, **options: Any) -> LLMEn
 
     Options of `speculative_config` are given by their own names, but for `drafter_max_model_len`.
     """
-    speculative: dict[str, Any] = {"method": "mtp", "num_speculative_tokens": k}
-    for name in ("draft_sample_method", "rejection_sample_method", "index_share_for_mtp_iteration"):
+    speculative: dict[str, Any] = {"num_speculative_tokens": k}
+    for name in [f.name for f in fields(SpeculativeConfig) if f.name != "max_model_len"]:
         if name in options:
             speculative[name] = options.pop(name)
     speculative["max_model_len"] = options.pop("drafter_max_model_len", None)

@@ -20,6 +20,7 @@ from outrider.models.qwen4_exp.weights import load_model
 from outrider.request import Request
 from outrider.spec_decode.interface import NoProposer, Proposer
 from outrider.spec_decode.mtp_proposer import MTPProposer
+from outrider.spec_decode.ngram_proposer import NgramProposer
 from outrider.spec_decode.rejection_sampler import RejectionSampler
 from outrider.spec_decode.request_sampling import SamplingDefaults
 from outrider.stop_checker import StopChecker
@@ -318,6 +319,16 @@ def _proposer(
     speculative = config.speculative
     if speculative is None:
         return NoProposer()
+    if speculative.method == "ngram":
+        shortest, longest = speculative.prompt_lookup_min, speculative.prompt_lookup_max
+        assert shortest is not None, "the configuration fills it in"
+        assert longest is not None, "the configuration fills it in"
+        return NgramProposer(
+            num_speculative_tokens=speculative.num_speculative_tokens,
+            prompt_lookup_min=shortest,
+            prompt_lookup_max=longest,
+            max_model_len=speculative.max_model_len,
+        )
     shares_index = speculative.index_share_for_mtp_iteration
     if shares_index is None:
         shares_index = model.config.index_share_for_mtp_iteration
