@@ -11,6 +11,7 @@ from outrider.engine.engine import LLMEngine
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.sampling_params import SamplingParams
+from outrider.tokenizer import Tokenizer
 
 _LINEAR, _INDEXED = "linear_attention", "indexed_attention"
 # Every kind of block and of state; the indexer's budget is 8 positions, so that a text of 20 is
@@ -90,7 +91,9 @@ def tiny_model(
     return model.eval()
 
 
-def make_engine(model: Qwen4ExpForCausalLM, k: int = 0, **options: Any) -> LLMEngine:
+def make_engine(
+    model: Qwen4ExpForCausalLM, k: int = 0, tokenizer: Tokenizer | None = None, **options: Any
+) -> LLMEngine:
     """An engine that drafts K tokens with the head; `options` as in `EngineConfig.from_kwargs`.
 
     Options of `speculative_config` are given by their own names, but for `drafter_max_model_len`.
@@ -106,7 +109,7 @@ def make_engine(model: Qwen4ExpForCausalLM, k: int = 0, **options: Any) -> LLMEn
         dtype=str(model.lm_head.weight.dtype).removeprefix("torch."),
         speculative_config=speculative if k else None,
     )
-    return LLMEngine(config, model)
+    return LLMEngine(config, model, tokenizer)
 
 
 def random_prompts(lengths: Sequence[int], seed: int = 1) -> list[list[int]]:
@@ -143,13 +146,15 @@ class Decoded:
         token_ids: emitted.
         windows: per step in which it emitted or ended: drafts verified, accepted, tokens emitted.
         finish_reason: why it ended.
-        stop_reason: the id that stopped it.
+        stop_reason: the id or the text that stopped it.
+        text: the pieces of all steps; empty without a tokenizer.
     """
 
     token_ids: list[int] = field(default_factory=list)
     windows: list[tuple[int, int, int]] = field(default_factory=list)
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
+    text: str = ""
 
 
 def step(engine: LLMEngine, results: dict[str, Decoded]) -> None:
@@ -158,6 +163,7 @@ def step(engine: LLMEngine, results: dict[str, Decoded]) -> None:
         result = results[output.request_id]
         assert result.finish_reason is None, "a request that has ended emits nothing"
         result.token_ids += output.new_token_ids
+        result.text += output.new_text
         result.windows.append(
             (output.num_draft_tokens, output.num_accepted_tokens, len(output.new_token_ids))
         )
