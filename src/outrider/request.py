@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -54,8 +55,18 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens emitted so far."""
+        """How many tokens were emitted so far."""
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """Tokens emitted so far."""
+        return self.token_ids[self.num_prompt_tokens :]
+
+    @cached_property
+    def distinct_prompt_ids(self) -> tuple[int, ...]:
+        """The ids that the prompt holds."""
+        return tuple(set(self.token_ids[: self.num_prompt_tokens]))
 
     @property
     def stop_token_ids(self) -> frozenset[int]:

@@ -131,9 +131,7 @@ class TableHead:
         contexts = self._tables.contexts(
             [batch.requests[i].token_ids[-2:] + list(outputs[i]) for i in members]
         )
-        sampling = self._sampler.start(
-            requests, [len(batch.requests[i].token_ids) + len(outputs[i]) for i in members]
-        )
+        sampling = self._sampler.start(requests, [outputs[i] for i in members])
         member, length = torch.tensor(members), torch.tensor(lengths)[members]
         shape = len(lengths), max(lengths)
         token_ids, probs = torch.full(shape, PLACEHOLDER_TOKEN_ID), None

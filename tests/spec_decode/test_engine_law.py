@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from outrider.config import RejectionSampleMethod
-from outrider.sampling import Purpose, SamplingTensors, compute_probs, sample_from_probs, uniforms
+from outrider.sampling import (
+    Purpose,
+    RowProcessors,
+    SamplingTensors,
+    compute_probs,
+    sample_from_probs,
+    uniforms,
+)
 from outrider.sampling_params import SamplingParams
 from outrider.spec_decode import verify_rules
 from outrider.spec_decode.verify_rules import VerifyResult
@@ -160,8 +167,10 @@ def uniforms_used_twice(
     return uniforms(seeds, choice, position, depth, once)
 
 
-def probs_at_another_temperature(logits: Tensor, params: SamplingTensors) -> Tensor:
-    return compute_probs(logits, replace(params, temperature=params.temperature * 1.1))
+def probs_at_another_temperature(
+    logits: Tensor, params: SamplingTensors, processors: RowProcessors | None
+) -> Tensor:
+    return compute_probs(logits, replace(params, temperature=params.temperature * 1.1), processors)
 
 
 def draw_at_another_temperature(probs: Tensor, uniforms: Tensor) -> Tensor:

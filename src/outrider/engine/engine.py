@@ -123,6 +123,7 @@ class LLMEngine(EngineCore):
             model.config.vocab_size,
             self.num_allowed_tokens,
             cache_manager.device,
+            config.logprobs_mode,
         )
         super().__init__(
             Scheduler(
@@ -131,7 +132,10 @@ class LLMEngine(EngineCore):
                 num_speculative_tokens=config.num_speculative_tokens,
             ),
             ModelRunner(
-                model, cache_manager, target_layer_states(model.config, cache_manager.groups)
+                model,
+                cache_manager,
+                target_layer_states(model.config, cache_manager.groups),
+                self.num_allowed_tokens,
             ),
             RejectionSampler(defaults),
             cache_manager,
@@ -218,24 +222,11 @@ class LLMEngine(EngineCore):
         if request_id in self.scheduler:
             raise RequestError(f"request id {request_id!r} is in use")
         self.check_request(prompt_token_ids, params)
-        stops = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
-            stops |= self.eos_token_ids
-        room = self._max_output_tokens(len(prompt_token_ids), params)
-        self.scheduler.add(
-            Request(
-                request_id=request_id,
-                token_ids=list(prompt_token_ids),
-                num_prompt_tokens=len(prompt_token_ids),
-                params=params,
-                max_output_tokens=room,
-                stop_checker=StopChecker(params, stops, room, self._tokenizer),
-                seed=self._seed(params),
-                choice=choice_index,
-                bad_words_token_ids=self._bad_words(params),
-                prompt_logprobs=None if params.prompt_logprobs is None else [],
-            )
-        )
+        seed = self._seed(params)
+        request = self._make_request(request_id, prompt_token_ids, params, seed, choice_index)
+        if params.prompt_logprobs is not None:
+            request.prompt_logprobs = []
+        self.scheduler.add(request)
 
     def abort_request(self, request_id: str) -> None:
         """Drops a request; an id that is unknown or finished is no error."""
@@ -252,6 +243,9 @@ class LLMEngine(EngineCore):
         self, token_ids: Sequence[int], num_prompt_tokens: int, params: SamplingParams
     ) -> Tensor:
         """How near each position of a sequence is to another outcome (`MarginMeter.measure`)."""
+        prompt = token_ids[:num_prompt_tokens]
+        request = self._make_request("margins", prompt, params, params.seed or 0)
+        request.token_ids += token_ids[num_prompt_tokens:]
         meter = MarginMeter(
             self.model,
             self.model_runner,
@@ -259,7 +253,32 @@ class LLMEngine(EngineCore):
             self.sampling_defaults,
             self.config.max_num_batched_tokens,
         )
-        return meter.measure(token_ids, num_prompt_tokens, params)
+        return meter.measure(request)
+
+    def _make_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        seed: int,
+        choice_index: int = 0,
+    ) -> Request:
+        """A request with what the engine knows of its end and of its bad words."""
+        stops = frozenset(params.stop_token_ids or ())
+        if not params.ignore_eos:
+            stops |= self.eos_token_ids
+        room = self._max_output_tokens(len(prompt_token_ids), params)
+        return Request(
+            request_id=request_id,
+            token_ids=list(prompt_token_ids),
+            num_prompt_tokens=len(prompt_token_ids),
+            params=params,
+            max_output_tokens=room,
+            stop_checker=StopChecker(params, stops, room, self._tokenizer),
+            seed=seed,
+            choice=choice_index,
+            bad_words_token_ids=self._bad_words(params),
+        )
 
     def _check_params(self, params: SamplingParams) -> None:
         """What only an engine can tell of parameters."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,18 +10,14 @@ from torch import Tensor
 
 from outrider.batch import MarginProbe, RowSpan, ScheduledBatch
 from outrider.errors import RequestError
-from outrider.request import Request
-from outrider.sampling import compute_probs, gumbel_noise
+from outrider.sampling import compute_probs, gumbel_noise, process_logits
 from outrider.spec_decode.request_sampling import RequestSampling
-from outrider.stop_checker import StopChecker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from outrider.cache.cache_manager import CacheManager
     from outrider.engine.model_runner import ModelRunner
     from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
-    from outrider.sampling_params import SamplingParams
+    from outrider.request import Request
     from outrider.spec_decode.request_sampling import SamplingDefaults
 
 
@@ -44,37 +40,27 @@ class MarginMeter:
     max_num_rows: int
 
     @torch.inference_mode()
-    def measure(
-        self, token_ids: Sequence[int], num_prompt_tokens: int, params: SamplingParams
-    ) -> Tensor:
+    def measure(self, request: Request) -> Tensor:
         """The least margin at each position.
 
         Args:
-            token_ids: n of them, prompt and output.
-            num_prompt_tokens: how many are the prompt.
-            params: how the output was chosen: at temperature 0, or under the rule `coupled`.
+            request: with n tokens, prompt and output, that were chosen at temperature 0 or under
+                the rule `coupled`. It is not changed.
 
         Returns:
             [n]. At each position the smallest margin of the routers (probability), the indexers
             (score) and, from the last prompt token on, of the choice of the next token: the gap of
-            the two largest logits, or under `coupled` of log probability plus noise.
+            the two largest logits after masks and penalties, or under `coupled` of log probability
+            plus noise.
 
         Raises:
             RequestError: the caches have no room for it.
         """
-        request = Request(
-            request_id="margins",
-            token_ids=list(token_ids),
-            num_prompt_tokens=num_prompt_tokens,
-            params=params,
-            max_output_tokens=1,
-            stop_checker=StopChecker(params, frozenset(), 1, None),
-            seed=params.seed or 0,
-        )
+        num_tokens = len(request.token_ids)
         manager, limit = self.cache_manager, self.max_num_rows
-        if not manager.can_allocate(len(token_ids)):
-            raise RequestError(f"no room in the caches to measure {len(token_ids)} tokens")
-        row = manager.allocate(len(token_ids))
+        if not manager.can_allocate(num_tokens):
+            raise RequestError(f"no room in the caches to measure {num_tokens} tokens")
+        row = manager.allocate(num_tokens)
         try:
             pieces = self._measure_pieces(request, row, limit)
         finally:
@@ -98,20 +84,36 @@ class MarginMeter:
 
     def _choice_margins(self, request: Request, logits: Tensor, start: int) -> Tensor:
         """Gap of the two best candidates for the token after each row, [T, V] to [T] float64."""
-        device = logits.device
-        mask = self.sampling_defaults.allowed_mask()
-        scores = logits.double()
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        positions = start + torch.arange(logits.shape[0], device=device)
-        if not request.params.is_greedy:
-            gathered = RequestSampling.from_requests([request], mask, device)
-            owner = torch.zeros_like(positions)
-            noise = gumbel_noise(
-                gathered.seeds[owner], gathered.choices[owner], positions + 1, logits.shape[-1]
-            )
-            scores = compute_probs(logits, gathered.params.rows(owner)).log() + noise
-        best = scores.topk(min(2, scores.shape[-1]), dim=-1).values
+        best = self.choice_scores(request, logits, start).topk(min(2, logits.shape[-1])).values
+        positions = start + torch.arange(logits.shape[0], device=logits.device)
         return (best[:, 0] - best[:, -1]).masked_fill(
             positions < request.num_prompt_tokens - 1, torch.inf
         )
+
+    def choice_scores(self, request: Request, logits: Tensor, start: int) -> Tensor:
+        """What the choice of the token after each row is the argmax of, [T, V] float64.
+
+        Args:
+            request: prompt and output.
+            logits: [T, V] of the rows from position `start` on.
+            start: the first row's position. Rows before the prompt's last choose nothing.
+        """
+        defaults, num_rows = self.sampling_defaults, logits.shape[0]
+        gathered = RequestSampling.from_requests([_prompt_of(request)], defaults)
+        # The whole output is one window, and its tokens are the drafts before each row.
+        depths = [max(start + row + 1 - request.num_prompt_tokens, 0) for row in range(num_rows)]
+        drafts = torch.tensor([request.output_token_ids], dtype=torch.int64, device=logits.device)
+        processors = gathered.row_processors([0] * num_rows, depths, drafts)
+        if request.params.is_greedy:
+            return process_logits(logits.double(), defaults.allowed_mask, processors)
+        owner = torch.zeros(num_rows, dtype=torch.int64, device=logits.device)
+        positions = start + 1 + torch.arange(num_rows, device=logits.device)
+        noise = gumbel_noise(
+            gathered.seeds[owner], gathered.choices[owner], positions, logits.shape[-1]
+        )
+        return compute_probs(logits, gathered.params.rows(owner), processors).log() + noise
+
+
+def _prompt_of(request: Request) -> Request:
+    """The request before it has emitted anything."""
+    return replace(request, token_ids=request.token_ids[: request.num_prompt_tokens])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from outrider.batch import ForwardBatch, MarginProbe, ScheduledBatch
 from outrider.cache.replay import materialize_delta_net, materialize_ngram
+from outrider.engine.prompt_logprobs import PromptLogprobs
 from outrider.models.qwen4_exp.cache_specs import TARGET_GROUPS
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class ModelRunner:
         model: the target.
         cache_manager: of the engine.
         states: of the target's layers.
+        num_allowed_tokens: ids from here on are padding of the vocabulary.
     """
 
     def __init__(
@@ -47,8 +49,10 @@ class ModelRunner:
         model: Qwen4ExpForCausalLM,
         cache_manager: CacheManager,
         states: list[LayerStates],
+        num_allowed_tokens: int,
     ) -> None:
         self._model = model
+        self._prompt_logprobs = PromptLogprobs(model, num_allowed_tokens)
         self._cache_manager = cache_manager
         self._states = states
         self._group_names = [name for name in TARGET_GROUPS if name in cache_manager.groups]
@@ -60,6 +64,8 @@ class ModelRunner:
 
     def verify(self, batch: ScheduledBatch, probe: MarginProbe | None = None) -> TargetOutput:
         """One pass over every row: for each request its certain tokens, then its drafts.
+
+        On the way it fills `Request.prompt_logprobs` where a request asks for them.
 
         Args:
             batch: what runs.
@@ -74,6 +80,7 @@ class ModelRunner:
         )
         rows = ForwardBatch(self._token_ids(batch), positions, slot_mapping, windows)
         hidden_states = self._model.model(rows, self._states, probe)
+        self._prompt_logprobs.record(batch, hidden_states)
         sampled = self._sampled_rows(batch)
         sampled_states = hidden_states if sampled is None else hidden_states[sampled]
         return TargetOutput(self._model.logits(sampled_states), hidden_states)

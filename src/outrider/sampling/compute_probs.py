@@ -7,14 +7,18 @@ because both come from here, with the same parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from outrider.sampling.logits_processors import process_logits
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from outrider.sampling.logits_processors import RowProcessors
 
 ALL_RANKED = -1
 """Of `SamplingTensors.num_ranked`: the whole vocabulary must be put in order."""
@@ -113,14 +117,30 @@ class SamplingTensors:
             num_ranked=self.num_ranked,
         )
 
+    def without_argmax(self) -> SamplingTensors:
+        """The same, but what takes the argmax has temperature 1 and no filter."""
+        is_greedy = self.temperature == 0
+        return replace(
+            self,
+            temperature=self.temperature.masked_fill(is_greedy, 1),
+            top_k=self.top_k.masked_fill(is_greedy, 0),
+            top_p=self.top_p.masked_fill(is_greedy, 1),
+            min_p=self.min_p.masked_fill(is_greedy, 0),
+            all_greedy=False,
+            any_greedy=False,
+        )
 
-def compute_probs(logits: Tensor, params: SamplingTensors) -> Tensor:
+
+def compute_probs(
+    logits: Tensor, params: SamplingTensors, processors: RowProcessors | None = None
+) -> Tensor:
     """Returns the law each row's token is drawn from.
 
-    In this order: what may not be drawn is masked, temperature, min_p, top_k, top_p; each filter
-    sees what the one before left, renormalised. At the edge of top_k and top_p the lowest id wins
-    among equals. What is masked or filtered has probability exactly 0. A row of temperature 0 is 1
-    at its argmax (the lowest id on ties) and 0 elsewhere: no filter takes the argmax away.
+    In this order: what may not be drawn is masked, the processors (bad words, min_tokens,
+    logit_bias, penalties), temperature, min_p, top_k, top_p; each filter sees what the one before
+    left, renormalised. At the edge of top_k and top_p the lowest id wins among equals. What is
+    masked or filtered has probability exactly 0. A row of temperature 0 is 1 at its argmax (the
+    lowest id on ties) and 0 elsewhere: no filter takes the argmax away.
 
     A row has no law if a logit is NaN or +inf, or if all of them are -inf: it is returned full of
     NaN, which the acceptance rules take as the sign. Other rows do not feel it.
@@ -128,31 +148,60 @@ def compute_probs(logits: Tensor, params: SamplingTensors) -> Tensor:
     Args:
         logits: [N, V] float. Not changed. Precisions below float32 are computed in float32.
         params: of the same N rows.
+        processors: with the history of the same N rows, or None where none has any.
 
     Returns:
         [N, V], float64 for float64 logits and float32 otherwise.
     """
-    # Not a copy where nothing is cast; nothing below writes into `scores`.
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    if params.allowed_mask is not None:
-        scores = scores.masked_fill(~params.allowed_mask, -torch.inf)
+    scores = _processed(logits, params, processors)
     peak = scores.amax(-1, keepdim=True)
     if params.all_greedy:
         return _argmax_probs(scores, peak)
+    probs = _filtered(scores, peak, params).softmax(-1)
+    if not params.any_greedy:
+        return probs
+    is_greedy = (params.temperature == 0).unsqueeze(-1)
+    return torch.where(is_greedy, _argmax_probs(scores, peak), probs)
 
+
+def compute_logprobs(
+    logits: Tensor, params: SamplingTensors, processors: RowProcessors | None = None
+) -> Tensor:
+    """Returns the logarithm of `compute_probs`, for reports.
+
+    A row of temperature 0 has no law but a choice: of it, the logarithm of the softmax of what the
+    argmax was taken of, without temperature and filters.
+
+    Args:
+        logits: as in `compute_probs`.
+        params: as in `compute_probs`.
+        processors: as in `compute_probs`.
+
+    Returns:
+        [N, V], float64 for float64 logits and float32 otherwise; -inf where the probability is 0.
+    """
+    scores = _processed(logits, params, processors)
+    peak = scores.amax(-1, keepdim=True)
+    return _filtered(scores, peak, params.without_argmax()).log_softmax(-1)
+
+
+def _processed(logits: Tensor, params: SamplingTensors, processors: RowProcessors | None) -> Tensor:
+    """[N, V] before the temperature. Not always a copy, so nothing may write into it."""
+    scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return process_logits(scores, params.allowed_mask, processors)
+
+
+def _filtered(scores: Tensor, peak: Tensor, params: SamplingTensors) -> Tensor:
+    """[N, V]: scores over the temperature, -inf where a filter leaves them out, 0 at the peak."""
     temperature = params.temperature.to(scores.dtype).unsqueeze(-1)
-    is_greedy = temperature == 0
     # The peak goes first: a tiny temperature then gives -inf beside an exact 0, and no overflow.
-    scaled = (scores - peak).div_(temperature.masked_fill(is_greedy, 1))
+    scaled = (scores - peak).div_(temperature.masked_fill(temperature == 0, 1))
     if params.any_min_p:
         floor = params.min_p.log().to(scaled.dtype).unsqueeze(-1)
         scaled.masked_fill_(scaled < floor, -torch.inf)
     if params.num_ranked != 0:
         scaled.masked_fill_(_is_outranked(scaled, params), -torch.inf)
-    probs = scaled.softmax(-1)
-    if not params.any_greedy:
-        return probs
-    return torch.where(is_greedy, _argmax_probs(scores, peak), probs)
+    return scaled
 
 
 def _argmax_probs(scores: Tensor, peak: Tensor) -> Tensor:

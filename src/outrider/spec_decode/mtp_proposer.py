@@ -175,11 +175,13 @@ class MTPProposer:
     ) -> DraftTokens:
         """Samples the first draft from [b, W] streams, then feeds the head its own output."""
         requests = [batch.requests[i] for i in members]
+        outputs = [result.output_token_ids[i] for i in members]
         starts = [
-            len(batch.requests[i].token_ids) + len(result.output_token_ids[i]) for i in members
+            len(request.token_ids) + len(output)
+            for request, output in zip(requests, outputs, strict=True)
         ]
         num_steps, device = max(lengths), streams.device
-        sampling = self._sampler.start(requests, starts)
+        sampling = self._sampler.start(requests, outputs)
         active = list(range(len(members)))
         token_ids = torch.full(
             (len(batch.requests), num_steps), PLACEHOLDER_TOKEN_ID, device=device

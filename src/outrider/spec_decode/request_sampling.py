@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from outrider.sampling import SamplingTensors
+from outrider.sampling import LogitsProcessors, SamplingTensors, process_logits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.config import RejectionSampleMethod
+    from outrider.config import LogprobsMode, RejectionSampleMethod
     from outrider.request import Request
+    from outrider.sampling import RowProcessors
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,16 @@ class SamplingDefaults:
         vocab_size: V.
         num_allowed_tokens: ids from here on are padding of the vocabulary: never drawn.
         device: of the tensors.
+        logprobs_mode: of which law the log probabilities are that a request asks for.
     """
 
     rejection_sample_method: RejectionSampleMethod
     vocab_size: int
     num_allowed_tokens: int
     device: torch.device
+    logprobs_mode: LogprobsMode = "raw_logprobs"
 
+    @cached_property
     def allowed_mask(self) -> Tensor | None:
         """[V] bool, or None where every id may be drawn."""
         if self.num_allowed_tokens >= self.vocab_size:
@@ -50,22 +55,34 @@ class RequestSampling:
 
     Attributes:
         params: of the B rows.
+        processors: with what the requests have said, or None where none uses any.
         seeds: [B] int64.
         choices: [B] int64.
         is_greedy: every request takes the argmax.
     """
 
     params: SamplingTensors
+    processors: LogitsProcessors | None
     seeds: Tensor
     choices: Tensor
     is_greedy: bool
 
     @classmethod
     def from_requests(
-        cls, requests: Sequence[Request], allowed_mask: Tensor | None, device: torch.device
+        cls,
+        requests: Sequence[Request],
+        defaults: SamplingDefaults,
+        new_token_ids: Sequence[Sequence[int]] | None = None,
     ) -> RequestSampling:
-        """Gathers the requests' own numbers."""
+        """Gathers the requests' own numbers.
+
+        Args:
+            requests: B of them.
+            defaults: vocabulary and device.
+            new_token_ids: what each has emitted and not taken up yet, None for nothing.
+        """
         params = [request.params for request in requests]
+        device = defaults.device
         return cls(
             params=SamplingTensors.from_values(
                 [p.temperature for p in params],
@@ -73,17 +90,29 @@ class RequestSampling:
                 [p.top_p for p in params],
                 [p.min_p for p in params],
                 device=device,
-                allowed_mask=allowed_mask,
+                allowed_mask=defaults.allowed_mask,
+            ),
+            processors=LogitsProcessors.from_requests(
+                requests, new_token_ids, defaults.vocab_size, device
             ),
             seeds=torch.tensor([request.seed for request in requests], device=device),
             choices=torch.tensor([request.choice for request in requests], device=device),
             is_greedy=all(p.is_greedy for p in params),
         )
 
+    def row_processors(
+        self, owners: Sequence[int], depths: Sequence[int], draft_ids: Tensor
+    ) -> RowProcessors | None:
+        """What is done to N rows of logits (`LogitsProcessors.rows`), None if nothing."""
+        return None if self.processors is None else self.processors.rows(owners, depths, draft_ids)
 
-def greedy_token_ids(logits: Tensor, allowed_mask: Tensor | None) -> Tensor:
-    """Argmax of allowed ids, [N, V] to [N]; -1 where the row has no finite maximum or holds NaN."""
-    if allowed_mask is not None:
-        logits = logits.masked_fill(~allowed_mask, -torch.inf)
-    peak, token_ids = logits.max(-1)
+
+def greedy_token_ids(
+    logits: Tensor, allowed_mask: Tensor | None, processors: RowProcessors | None
+) -> Tensor:
+    """Argmax of each row after mask and processors, [N, V] to [N].
+
+    -1 where the row has no finite maximum or holds NaN.
+    """
+    peak, token_ids = process_logits(logits, allowed_mask, processors).max(-1)
     return torch.where(torch.isfinite(peak), token_ids, -1)
