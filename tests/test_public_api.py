@@ -12,9 +12,11 @@ import outrider
 def test_exported_names() -> None:
     assert outrider.__all__ == [
         "LLM",
+        "AsyncLLM",
         "CompletionOutput",
         "EngineConfig",
         "RequestOutput",
+        "RequestOutputKind",
         "SamplingParams",
         "__version__",
     ]

@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from outrider.config import EngineConfig
+    from outrider.entrypoints.async_llm import AsyncLLM
     from outrider.entrypoints.llm import LLM
     from outrider.outputs import CompletionOutput, RequestOutput
-    from outrider.sampling_params import SamplingParams
+    from outrider.sampling_params import RequestOutputKind, SamplingParams
 
     __version__: str
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineConfig",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "__version__",
 ]
@@ -31,9 +34,11 @@ __all__ = [
 # Imported when first asked for: the engine needs torch, whose import takes seconds.
 _MODULES = {
     "LLM": "outrider.entrypoints.llm",
+    "AsyncLLM": "outrider.entrypoints.async_llm",
     "CompletionOutput": "outrider.outputs",
     "EngineConfig": "outrider.config",
     "RequestOutput": "outrider.outputs",
+    "RequestOutputKind": "outrider.sampling_params",
     "SamplingParams": "outrider.sampling_params",
 }
 

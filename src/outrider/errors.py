@@ -19,6 +19,10 @@ class RequestError(OutriderError):
     """A request that cannot be served: its prompt or one of its sampling parameters."""
 
 
+class EngineDeadError(RuntimeError):
+    """The engine behind an `AsyncLLM` has ended, by an error or because it was shut down."""
+
+
 def shown(value: object) -> str:
     """What a user gave, as part of an error line: its repr, cut to 80 characters."""
     try:

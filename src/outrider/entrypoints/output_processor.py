@@ -73,6 +73,11 @@ class OutputProcessor:
         """Ids of the requests that are not finished, in the order in which they were added."""
         return list(self._requests)
 
+    @property
+    def has_unfinished_requests(self) -> bool:
+        """Whether a step of the engine has anything to do for them."""
+        return bool(self._requests)
+
     def choice(self, engine_request_id: str) -> Choice:
         """The completion that a request of the engine makes, as long as that is not finished."""
         return self._choices[engine_request_id]

@@ -1,0 +1,141 @@
+"""The Python API for event loops: `AsyncLLM`, with the names and the results of vLLM's."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.config import EngineConfig
+from outrider.engine.engine import LLMEngine
+from outrider.entrypoints.engine_thread import EngineThread
+from outrider.entrypoints.output_stream import OutputStream
+from outrider.entrypoints.prompt_encoder import PromptEncoder
+from outrider.errors import RequestError, shown
+from outrider.generation_config import GenerationConfig
+from outrider.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Mapping
+    from os import PathLike
+
+    from outrider.entrypoints.prompt_encoder import Prompt
+    from outrider.outputs import RequestOutput
+    from outrider.tokenizer import Tokenizer
+
+
+class AsyncLLM:
+    """A checkpoint that serves the tasks of event loops, of one after the other or of several.
+
+    The engine steps in a thread of its own. It ends with `shutdown`, when the object is collected,
+    or with the program.
+
+    Args:
+        model: directory of the checkpoint; None is the bundled one.
+        speculative_config: how to draft, such as
+            `{"method": "mtp", "num_speculative_tokens": 3}`; without it nothing is drafted.
+        engine_options: the fields of `EngineConfig`, as for `LLM`.
+
+    Raises:
+        OutriderError: an option or the checkpoint cannot be used.
+    """
+
+    def __init__(
+        self,
+        model: str | PathLike[str] | None = None,
+        *,
+        speculative_config: Mapping[str, Any] | str | None = None,
+        **engine_options: Any,
+    ) -> None:
+        config = EngineConfig.from_kwargs(
+            model=model, speculative_config=speculative_config, **engine_options
+        )
+        self.llm_engine = LLMEngine.from_config(config)
+        self._generation_config = GenerationConfig.from_pretrained(
+            BUNDLED_MODEL_DIR if config.model is None else config.model
+        )
+        self._encoder = PromptEncoder(self.llm_engine.tokenizer)
+        self._thread = EngineThread(self.llm_engine)
+        # The thread holds the engine and not this object, which can so be collected.
+        self._stop = weakref.finalize(self, self._thread.stop)
+
+    async def generate(
+        self, prompt: Prompt, sampling_params: SamplingParams | None, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        """Decode one prompt, and yield what has come out as `output_kind` says.
+
+        A task that is slower than the engine gets several steps at once. To cancel the task or to
+        close the iterator aborts the request.
+
+        Args:
+            prompt: a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+            sampling_params: None is `get_default_sampling_params()`.
+            request_id: unique among the requests that are not finished.
+
+        Raises:
+            RequestError: the request cannot run.
+            EngineDeadError: the engine has ended, before or meanwhile.
+        """
+        arrival_time = time.monotonic()
+        if not self._thread.is_running:
+            raise self._thread.dead_error()
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"sampling_params must be SamplingParams, got {shown(params)}")
+        if not isinstance(request_id, str):
+            raise RequestError(f"request_id must be a text, got {shown(request_id)}")
+        # A long text takes its time, which is not the event loop's.
+        encoded = await asyncio.to_thread(self._encoder.encode_one, prompt)
+        stream = OutputStream(request_id, params.output_kind, asyncio.get_running_loop())
+        self._thread.add(stream, encoded, params, arrival_time)
+        try:
+            while True:
+                output = await stream.take()
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._thread.leave(stream)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests, and return when their blocks are free.
+
+        Their iterators yield a last output with the finish reason "abort". An id that is unknown
+        or finished is no error.
+        """
+        request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        loop = asyncio.get_running_loop()
+        is_done = asyncio.Event()
+
+        def on_done() -> None:
+            # A loop that is closed has nobody waiting.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(is_done.set)
+
+        self._thread.abort(request_ids, on_done)
+        await is_done.wait()
+
+    def shutdown(self) -> None:
+        """End the engine after its step at hand; requests that run get an EngineDeadError."""
+        self._stop()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether requests are taken: neither an error nor `shutdown` has ended the engine."""
+        return self._thread.is_running
+
+    @property
+    def errored(self) -> bool:
+        """Whether an error has ended the engine."""
+        return self._thread.cause is not None
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the checkpoint's generation_config.json asks for."""
+        return self._generation_config.sampling_params
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer."""
+        return self.llm_engine.tokenizer
