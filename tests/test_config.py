@@ -1,5 +1,6 @@
 """An option is honoured or refused by name: nothing is parsed and ignored."""
 
+import json
 import re
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -63,6 +64,69 @@ def test_options_of_vllm() -> None:
     )
     assert config.torch_dtype is torch.float64
     assert config.num_speculative_tokens == 5
+
+
+# As the article writes them, for the command line of vLLM.
+ARTICLE = {
+    "speculative_config": '{"method":"mtp","num_speculative_tokens":3,"enforce_eager":true}',
+    "additional_config": '{"rejection_sampler_config":{"enable_block_verify":true}}',
+}
+ARTICLE_GRAPHS = '{"cudagraph_mode":"FULL_DECODE_ONLY","cudagraph_capture_sizes":[8,16,32,64]}'
+
+
+def test_the_options_of_the_article() -> None:
+    """As JSON text and as objects of Python they mean the same."""
+    from_json = EngineConfig.from_kwargs(**ARTICLE)
+    from_python = EngineConfig.from_kwargs(**{k: json.loads(v) for k, v in ARTICLE.items()})
+    assert from_json == from_python
+    assert from_json.speculative == SpeculativeConfig("mtp", 3)
+    assert from_json.uses_mtp
+    assert from_json.rejection_sampler.enable_block_verify is True
+    assert from_json.rejection_sample_method == "block"
+
+
+@pytest.mark.parametrize("given", [ARTICLE_GRAPHS, json.loads(ARTICLE_GRAPHS)])
+def test_the_graphs_of_the_article_are_refused(given: object) -> None:
+    message = (
+        "compilation_config.cudagraph_mode FULL_DECODE_ONLY cannot be honoured: this build runs "
+        'every step eagerly; write "NONE" or leave compilation_config out'
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        EngineConfig.from_kwargs(**ARTICLE, compilation_config=given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        None,
+        {},
+        "{}",
+        {"cudagraph_mode": "NONE"},
+        '{"cudagraph_mode": "NONE", "cudagraph_capture_sizes": []}',
+        {"cudagraph_mode": None},
+    ],
+)
+def test_no_graphs_are_what_there_is(given: object) -> None:
+    config = EngineConfig.from_kwargs(**ARTICLE, compilation_config=given)
+    assert config.compilation.cudagraph_mode in (None, "NONE")
+    assert config.compilation.cudagraph_capture_sizes == ()
+
+
+@pytest.mark.parametrize("mode", ["PIECEWISE", "FULL", "FULL_AND_PIECEWISE"])
+def test_every_mode_of_graphs_is_refused(mode: str) -> None:
+    with pytest.raises(ConfigError, match=f"cudagraph_mode {mode} cannot be honoured"):
+        EngineConfig.from_kwargs(compilation_config={"cudagraph_mode": mode})
+
+
+def test_a_look_up_needs_no_head() -> None:
+    given = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
+    config = EngineConfig.from_kwargs(speculative_config={**given, "prompt_lookup_min": 2})
+    assert config.speculative == SpeculativeConfig(
+        "ngram", 4, prompt_lookup_max=4, prompt_lookup_min=2
+    )
+    assert not config.uses_mtp
+    assert config.num_speculative_tokens == 4
+    assert not EngineConfig().uses_mtp
 
 
 def test_the_dict_given_is_left_as_it_is() -> None:
@@ -168,6 +232,9 @@ BROKEN_SPECULATIVE: list[tuple[object, str]] = [
         {"method": "ngram", "index_share_for_mtp_iteration": True},
         'speculative_config.index_share_for_mtp_iteration belongs to the method "mtp"',
     ),
+    ({"method": "ngrams"}, 'speculative_config.method must be "mtp" or "ngram", got \'ngrams\''),
+    ({"method": "ngram", "prompt_lookup_max": "3"}, "prompt_lookup_max must be an integer 1 or"),
+    ({"method": "ngram", "prompt_lookup": 3}, 'the nearest is "speculative_config.prompt_lookup_'),
     ({"max_model_len": 0}, "speculative_config.max_model_len must be an integer 1 or more, got 0"),
     ({"index_share_for_mtp_iteration": 1}, "index_share_for_mtp_iteration must be true or false"),
     ({"enforce_eager": False}, "speculative_config.enforce_eager: this build supports only True"),

@@ -31,3 +31,14 @@ def shown(value: object) -> str:
         # An integer of thousands of digits, which Python does not print.
         return f"a {type(value).__name__} too long to print"
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def check_unicode(name: str, text: str) -> None:
+    """Raises a RequestError where a text has a half of a surrogate pair, which no UTF-8 has."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(
+            f"{name} is no valid Unicode text: {shown(text[error.start])} at character "
+            f"{error.start}"
+        ) from None

@@ -15,7 +15,7 @@ from outrider.config import (
     REJECTION_SAMPLE_METHODS,
     RejectionSampleMethod,
 )
-from outrider.errors import RequestError, shown
+from outrider.errors import RequestError, check_unicode, shown
 
 # Below it the distribution is one-hot but for near-ties, and dividing by it overflows.
 _LEAST_TEMPERATURE = 1e-5
@@ -202,10 +202,12 @@ def _as_float(value: object) -> float:
 
 
 def _integer(name: str, value: object, least: int, most: int | None = None, hint: str = "") -> int:
-    if not isinstance(value, bool) and isinstance(value, Integral):
-        number = int(value)
-        if least <= number and (most is None or number <= most):
-            return number
+    is_integer = not isinstance(value, bool) and isinstance(value, Integral)
+    number = int(value) if is_integer else least - 1  # type: ignore[call-overload]
+    if least <= number <= (MAX_SEED if most is None else most):
+        return number
+    if most is None and number > MAX_SEED:
+        most = MAX_SEED
     allowed = f"{least} or more" if most is None else f"from {least} to {most}"
     raise RequestError(f"{name} must be an integer {allowed}{hint}, got {shown(value)}")
 
@@ -229,6 +231,7 @@ def _texts(name: str, value: object) -> tuple[str, ...]:
             raise RequestError(
                 f"{name}[{index}] must be a text of one character or more, got {shown(text)}"
             )
+        check_unicode(f"{name}[{index}]", text)
     return tuple(value)
 
 

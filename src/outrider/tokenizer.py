@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import tokenizers
 from tokenizers import AddedToken, decoders
 
-from outrider.errors import CheckpointError, RequestError, shown
+from outrider.errors import CheckpointError, check_unicode, shown
 from outrider.generation_config import GenerationConfig
 from outrider.json_file import read_json_object
 
@@ -99,13 +99,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text; special tokens that are written out in it are recognised."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise RequestError(
-                f"the prompt is no valid Unicode text: {shown(text[error.start])} at character "
-                f"{error.start}"
-            ) from None
+        check_unicode("the prompt", text)
         return list(self._backend.encode(text).ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
