@@ -11,13 +11,18 @@ _CHARS = {value: char for char, value in _BYTE_VALUES.items()}
 
 
 def piece_tokenizer(
-    pieces: Sequence[bytes], special: Sequence[str] = (), eos_token_ids: Sequence[int] = ()
+    pieces: Sequence[bytes | None], special: Sequence[str] = (), eos_token_ids: Sequence[int] = ()
 ) -> Tokenizer:
-    """Tokens 0, 1, ... are the pieces, and special tokens come after them."""
+    """Tokens 0, 1, ... are the pieces; where there is None the id has no token.
+
+    Special tokens come after them, and only where each id has a piece.
+    """
     vocab = {
-        "".join(_CHARS[value] for value in piece): token_id for token_id, piece in enumerate(pieces)
+        "".join(_CHARS[value] for value in piece): token_id
+        for token_id, piece in enumerate(pieces)
+        if piece is not None
     }
-    assert len(vocab) == len(pieces), "two pieces are the same"
+    assert len(vocab) == len(pieces) - pieces.count(None), "two pieces are the same"
     backend = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(special))

@@ -189,6 +189,21 @@ def test_num_tokens_is_checked_against_the_embedding(tmp_path: Path) -> None:
         Tokenizer.from_pretrained(folder, 4097)
 
 
+def test_ids_that_have_no_token(bundled: Tokenizer, tmp_path: Path) -> None:
+    assert bundled.missing_ids == frozenset()
+
+    def edit(tokenizer: Json, config: Json) -> None:
+        vocab = tokenizer["model"]["vocab"]
+        last = max(vocab, key=lambda token: vocab[token])
+        tokenizer["model"]["merges"].pop()
+        vocab[last] += 3
+
+    tokenizer = Tokenizer.from_pretrained(write(tmp_path, edit))
+    assert tokenizer.num_tokens == bundled.num_tokens + 3
+    last = bundled.num_tokens - 1
+    assert tokenizer.missing_ids == {last, last + 1, last + 2}
+
+
 DAMAGE = {
     "missing": ("tokenizer.json", None, "missing"),
     "empty": ("tokenizer.json", b"", "no valid tokenizer"),

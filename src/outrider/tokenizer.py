@@ -56,6 +56,7 @@ class Tokenizer:
 
     Attributes:
         num_tokens: ids from here on have no token; a model's vocabulary may be padded beyond it.
+        missing_ids: ids below that have none either.
         eos_token_ids: ids that end an output, from tokenizer_config.json's `eos_token` and
             generation_config.json.
     """
@@ -68,7 +69,9 @@ class Tokenizer:
             if token.special
         }
         self._bytes: dict[int, bytes] = {}
-        self.num_tokens = 1 + max(backend.get_vocab(with_added_tokens=True).values(), default=-1)
+        token_ids = set(backend.get_vocab(with_added_tokens=True).values())
+        self.num_tokens = 1 + max(token_ids, default=-1)
+        self.missing_ids = frozenset(range(self.num_tokens)) - token_ids
         self.eos_token_ids = tuple(eos_token_ids)
 
     @classmethod

@@ -27,7 +27,7 @@ from outrider.stop_checker import StopChecker
 from outrider.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import Tensor
 
@@ -107,9 +107,10 @@ class LLMEngine(EngineCore):
         self._tokenizer = tokenizer
         self.eos_token_ids = frozenset(model.config.eos_token_ids)
         self.num_allowed_tokens = model.config.vocab_size
+        missing_ids: frozenset[int] = frozenset()
         if tokenizer is not None:
             self.eos_token_ids |= frozenset(tokenizer.eos_token_ids)
-            self.num_allowed_tokens = tokenizer.num_tokens
+            self.num_allowed_tokens, missing_ids = tokenizer.num_tokens, tokenizer.missing_ids
         self.num_steps = 0
         # Requests without a seed draw entropy, or follow the engine's seed in their order.
         self._seeds: random.Random = random.SystemRandom()
@@ -124,6 +125,7 @@ class LLMEngine(EngineCore):
             self.num_allowed_tokens,
             cache_manager.device,
             config.logprobs_mode,
+            missing_ids,
         )
         super().__init__(
             Scheduler(
@@ -183,12 +185,7 @@ class LLMEngine(EngineCore):
         num_prompt = len(prompt_token_ids)
         if not num_prompt:
             raise RequestError("the prompt is empty: at least one token is needed")
-        for token_id in prompt_token_ids:
-            if not 0 <= token_id < self.num_allowed_tokens:
-                raise RequestError(
-                    f"token id {token_id} is out of range: ids are 0 to "
-                    f"{self.num_allowed_tokens - 1}"
-                )
+        self._check_token_ids(prompt_token_ids)
         if num_prompt >= self.max_model_len:
             raise RequestError(
                 f"the prompt has {num_prompt} tokens, and max_model_len {self.max_model_len} "
@@ -280,6 +277,16 @@ class LLMEngine(EngineCore):
             bad_words_token_ids=self._bad_words(params),
         )
 
+    def _check_token_ids(self, token_ids: Iterable[int], where: str = "") -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self.num_allowed_tokens:
+                raise RequestError(
+                    f"token id {token_id}{where} is out of range: ids are 0 to "
+                    f"{self.num_allowed_tokens - 1}"
+                )
+            if token_id in self.sampling_defaults.missing_ids:
+                raise RequestError(f"token id {token_id}{where} has no token in the tokenizer")
+
     def _check_params(self, params: SamplingParams) -> None:
         """What only an engine can tell of parameters."""
         wanted = params.num_speculative_tokens
@@ -291,12 +298,7 @@ class LLMEngine(EngineCore):
             value = getattr(params, name)
             if value is not None and limit >= 0 and not 0 <= value <= limit:
                 raise RequestError(f"{name} {value} is more than max_logprobs {limit}")
-        for token_id in params.logit_bias or ():
-            if token_id >= self.num_allowed_tokens:
-                raise RequestError(
-                    f"token id {token_id} in logit_bias is out of range: ids are 0 to "
-                    f"{self.num_allowed_tokens - 1}"
-                )
+        self._check_token_ids(params.logit_bias or (), " in logit_bias")
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self._tokenizer is None:
                 raise RequestError(f"{name} needs a tokenizer, and this engine has none")

@@ -29,6 +29,7 @@ class SamplingDefaults:
         num_allowed_tokens: ids from here on are padding of the vocabulary: never drawn.
         device: of the tensors.
         logprobs_mode: of which law the log probabilities are that a request asks for.
+        missing_ids: ids below `num_allowed_tokens` that are never drawn either.
     """
 
     rejection_sample_method: RejectionSampleMethod
@@ -36,13 +37,16 @@ class SamplingDefaults:
     num_allowed_tokens: int
     device: torch.device
     logprobs_mode: LogprobsMode = "raw_logprobs"
+    missing_ids: frozenset[int] = frozenset()
 
     @cached_property
     def allowed_mask(self) -> Tensor | None:
         """[V] bool, or None where every id may be drawn."""
-        if self.num_allowed_tokens >= self.vocab_size:
+        if self.num_allowed_tokens >= self.vocab_size and not self.missing_ids:
             return None
-        return torch.arange(self.vocab_size, device=self.device) < self.num_allowed_tokens
+        mask = torch.arange(self.vocab_size, device=self.device) < self.num_allowed_tokens
+        mask[sorted(self.missing_ids)] = False
+        return mask
 
     def rule(self, request: Request) -> RejectionSampleMethod:
         """The rule a request is verified with."""
