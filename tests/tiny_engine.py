@@ -8,6 +8,7 @@ import torch
 
 from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.engine.engine import LLMEngine
+from outrider.logprobs import TokenLogprobs
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.sampling_params import SamplingParams
@@ -148,6 +149,7 @@ class Decoded:
         finish_reason: why it ended.
         stop_reason: the id or the text that stopped it.
         text: the pieces of all steps; empty without a tokenizer.
+        logprobs: of each token, where the request asks for them.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -155,6 +157,7 @@ class Decoded:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     text: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 def step(engine: LLMEngine, results: dict[str, Decoded]) -> None:
@@ -164,6 +167,7 @@ def step(engine: LLMEngine, results: dict[str, Decoded]) -> None:
         assert result.finish_reason is None, "a request that has ended emits nothing"
         result.token_ids += output.new_token_ids
         result.text += output.new_text
+        result.logprobs += output.logprobs or []
         result.windows.append(
             (output.num_draft_tokens, output.num_accepted_tokens, len(output.new_token_ids))
         )

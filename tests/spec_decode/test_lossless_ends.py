@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+import torch
 
 from outrider.engine.engine import LLMEngine
 from outrider.tokenizer import IncrementalDetokenizer, Tokenizer
@@ -226,7 +227,9 @@ def test_stop_strings_at_every_place(k: int, num_tokens: int, includes_stop: boo
     jobs = [
         Job(
             texts()[i][0],
-            greedy(MAX_TOKENS, stop=[stop, "~"], include_stop_str_in_output=includes_stop),
+            greedy(
+                MAX_TOKENS, stop=[stop, "~"], include_stop_str_in_output=includes_stop, logprobs=1
+            ),
         )
         for i, _, _, stop in stops_of
     ]
@@ -242,7 +245,10 @@ def test_stop_strings_at_every_place(k: int, num_tokens: int, includes_stop: boo
     accepted = sum(accepted for result in results for _, accepted, _ in result.windows)
     assert engine.metrics.num_accepted_tokens == accepted
     for result, plain in zip(results, decode_plain(jobs), strict=True):
-        assert replace(plain, windows=result.windows) == result
+        assert replace(plain, windows=result.windows, logprobs=result.logprobs) == result
+        assert [entry.token_ids[0] for entry in result.logprobs] == result.token_ids
+        logprobs, plain_logprobs = ([e.logprobs for e in r.logprobs] for r in (result, plain))
+        torch.testing.assert_close(torch.tensor(logprobs), torch.tensor(plain_logprobs))
 
 
 @pytest.mark.parametrize("k", K_OF_STRINGS)
@@ -281,3 +287,29 @@ def test_stop_strings_after_the_first_tokens(k: int) -> None:
         assert len(result.token_ids) == expected
         num_stopped += result.finish_reason == "stop"
     assert num_stopped > len(cases) // 2
+
+
+@pytest.mark.parametrize("k", K_OF_STRINGS)
+def test_stop_ids_after_the_first_tokens(k: int) -> None:
+    """An id that would end an output too early is not said: the text goes another way."""
+    cases = [(*next(s for s in stops() if s[1] == place), place) for place in PLACES]
+    jobs = [
+        Job(texts()[i][0], greedy(MAX_TOKENS, min_tokens=least, stop_token_ids=[texts()[i][1][at]]))
+        for i, at, place in cases
+        for least in (place, place + 1, place + 3)
+    ]
+    plain = decode_plain(jobs)
+    engine = make_engine(model(), k, TOKENIZER)
+    scripts = {
+        str(n): Drafter([*job.prompt, *result.token_ids], VOCAB_SIZE).perfect
+        for n, (job, result) in enumerate(zip(jobs, plain, strict=True))
+    }
+    engine.proposer = ScriptedProposer(scripts, k, is_clipped=False)
+    for job, result, expected in zip(jobs, decode(engine, jobs), plain, strict=True):
+        assert replace(expected, windows=result.windows) == result
+        stop_ids, least = job.params.stop_token_ids, job.params.min_tokens
+        assert stop_ids is not None
+        assert not set(result.token_ids[:least]) & set(stop_ids)
+        assert len(result.token_ids) > least
+    ends = {len(result.token_ids) for result in plain[::3]}
+    assert ends == {place + 1 for place in PLACES}, "the first token that may end an output does"
