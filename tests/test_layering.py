@@ -30,6 +30,7 @@ LAYERS = (
         "json_file",
         "tokenizer",
         "generation_config",
+        "chat_template",
         "bundled",
     ),
     ("ops",),

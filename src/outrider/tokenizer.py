@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"
 
-_NAMED_TOKENS = (
+NAMED_TOKENS = (
     "bos_token",
     "eos_token",
     "unk_token",
@@ -100,10 +100,15 @@ class Tokenizer:
             )
         return tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text; special tokens that are written out in it are recognised."""
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text; special tokens that are written out in it are recognised.
+
+        Args:
+            text: any.
+            add_special_tokens: put around it what the tokenizer puts around every text.
+        """
         check_unicode("the prompt", text)
-        return list(self._backend.encode(text).ids)
+        return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; bytes that are no UTF-8 become U+FFFD."""
@@ -228,7 +233,7 @@ def _decoder_tokens(config: dict[str, Any], path: Path) -> list[tuple[int, Added
 
 
 def _special_tokens(config: dict[str, Any]) -> Iterator[AddedToken]:
-    values = [config.get(name) for name in _NAMED_TOKENS]
+    values = [config.get(name) for name in NAMED_TOKENS]
     for name in _LISTED_TOKENS:
         listed = config.get(name)
         if isinstance(listed, dict):

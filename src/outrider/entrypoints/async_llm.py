@@ -9,8 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.chat_template import ChatOptions
 from outrider.config import EngineConfig
 from outrider.engine.engine import LLMEngine
+from outrider.entrypoints.chat_renderer import ChatRenderer
 from outrider.entrypoints.engine_thread import EngineThread
 from outrider.entrypoints.output_stream import OutputStream
 from outrider.entrypoints.prompt_encoder import PromptEncoder
@@ -19,9 +21,10 @@ from outrider.generation_config import GenerationConfig
 from outrider.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Mapping
+    from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
     from os import PathLike
 
+    from outrider.entrypoints.chat_renderer import Conversation
     from outrider.entrypoints.prompt_encoder import Prompt
     from outrider.outputs import RequestOutput
     from outrider.tokenizer import Tokenizer
@@ -54,9 +57,9 @@ class AsyncLLM:
             model=model, speculative_config=speculative_config, **engine_options
         )
         self.llm_engine = LLMEngine.from_config(config)
-        self._generation_config = GenerationConfig.from_pretrained(
-            BUNDLED_MODEL_DIR if config.model is None else config.model
-        )
+        model_dir = BUNDLED_MODEL_DIR if config.model is None else config.model
+        self._generation_config = GenerationConfig.from_pretrained(model_dir)
+        self._chat_renderer = ChatRenderer(self.llm_engine.tokenizer, model_dir)
         self._encoder = PromptEncoder(self.llm_engine.tokenizer)
         self._thread = EngineThread(self.llm_engine)
         # The thread holds the engine and not this object, which can so be collected.
@@ -99,6 +102,29 @@ class AsyncLLM:
                     return
         finally:
             self._thread.leave(stream)
+
+    def render_chat(
+        self,
+        messages: Conversation,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Prompt:
+        """The prompt of one conversation, for `generate`; the arguments are those of `LLM.chat`."""
+        encoded = self._chat_renderer.encode_one(
+            messages,
+            ChatOptions(
+                tools=tools,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs or {},
+            ),
+        )
+        return {"prompt": encoded.text, "prompt_token_ids": encoded.token_ids}
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests, and return when their blocks are free.

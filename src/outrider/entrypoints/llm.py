@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.chat_template import ChatOptions
 from outrider.config import EngineConfig, SpeculativeConfig
 from outrider.engine.engine import LLMEngine
+from outrider.entrypoints.chat_renderer import ChatRenderer
 from outrider.entrypoints.decode_run import DecodeRun
 from outrider.entrypoints.prompt_encoder import PromptEncoder
 from outrider.errors import RequestError, shown
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from os import PathLike
 
+    from outrider.entrypoints.chat_renderer import Conversation
     from outrider.entrypoints.prompt_encoder import EncodedPrompt, Prompt
     from outrider.outputs import RequestOutput
     from outrider.tokenizer import Tokenizer
@@ -53,9 +56,9 @@ class LLM:
             model=model, speculative_config=speculative_config, **engine_options
         )
         self.llm_engine = LLMEngine.from_config(config)
-        self._generation_config = GenerationConfig.from_pretrained(
-            BUNDLED_MODEL_DIR if config.model is None else config.model
-        )
+        model_dir = BUNDLED_MODEL_DIR if config.model is None else config.model
+        self._generation_config = GenerationConfig.from_pretrained(model_dir)
+        self._chat_renderer = ChatRenderer(self.llm_engine.tokenizer, model_dir)
 
     def generate(
         self,
@@ -79,10 +82,52 @@ class LLM:
         Raises:
             RequestError: one of the prompts cannot run; none has run then.
         """
-        encoded = self.encode_prompts(prompts)
-        params = self._params_for_each(len(encoded), sampling_params)
-        with _progress(use_tqdm, len(encoded)) as on_finish:
-            return DecodeRun(self.llm_engine, on_finish=on_finish).run(encoded, params)
+        return self._run(self.encode_prompts(prompts), sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        use_tqdm: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer conversations, in the words of the checkpoint's chat template.
+
+        Args:
+            messages: one conversation or several, each a list of objects with role and content. A
+                content is a text, or a list of parts of the type text.
+            sampling_params: for all conversations, or one for each; None is
+                `get_default_sampling_params()`.
+            chat_template: another template, or the name of one of the checkpoint's.
+            add_generation_prompt: begin an answer after the messages.
+            continue_final_message: go on with the last message instead.
+            tools: JSON schemas of functions that the template may offer.
+            chat_template_kwargs: further variables of the template.
+            use_tqdm: show a progress bar on stderr.
+
+        Returns:
+            One result for each conversation, in their order.
+
+        Raises:
+            RequestError: one of them cannot run; none has run then.
+            CheckpointError: the checkpoint's chat template is no valid one.
+        """
+        encoded = self._chat_renderer.encode(
+            messages,
+            ChatOptions(
+                tools=tools,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                template_kwargs=chat_template_kwargs or {},
+            ),
+        )
+        return self._run(encoded, sampling_params, use_tqdm)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json asks for."""
@@ -114,6 +159,13 @@ class LLM:
         Errors name the index of the prompt, unless it was given alone.
         """
         return PromptEncoder(self.get_tokenizer()).encode(prompts)
+
+    def _run(
+        self, encoded: list[EncodedPrompt], sampling_params: object, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        params = self._params_for_each(len(encoded), sampling_params)
+        with _progress(use_tqdm, len(encoded)) as on_finish:
+            return DecodeRun(self.llm_engine, on_finish=on_finish).run(encoded, params)
 
     def _params_for_each(self, num_prompts: int, params: object) -> list[SamplingParams]:
         if params is None:
