@@ -77,6 +77,10 @@ class ScriptedEngine:
         self.choices.append((params, choice_index))
         self._detokenizers[request_id] = IncrementalDetokenizer(self.tokenizer)
 
+    def flush_text(self, request_id: str) -> str:
+        detokenizer = self._detokenizers.get(request_id)
+        return "" if detokenizer is None else detokenizer.flush()
+
     def abort_request(self, request_id: str) -> None:
         self.aborted.append(request_id)
 
@@ -124,6 +128,9 @@ class TableEngine:
         choice_index: int = 0,
     ) -> None:
         self._pending[request_id] = self._answer(prompt_token_ids[0], params)
+
+    def flush_text(self, request_id: str) -> str:
+        return ""
 
     def abort_request(self, request_id: str) -> None:
         del self._pending[request_id]

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from outrider.entrypoints.llm import LLM
 from outrider.entrypoints.output_processor import OutputProcessor, merge_outputs
 from outrider.entrypoints.prompt_encoder import EncodedPrompt
 from outrider.errors import RequestError
@@ -292,3 +293,31 @@ def test_adding_is_all_or_nothing(
     assert processor.request_ids == []
     assert set(engine.added) <= set(engine.aborted)
     processor.add_request("a", PROMPT, SamplingParams(n=2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_abort_brings_the_text_that_was_held_back(llm: LLM, kind: RequestOutputKind) -> None:
+    """All of the text might begin the stop string, so that nothing is shown before."""
+    engine, tokenizer = llm.llm_engine, llm.get_tokenizer()
+    greedy: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+    prompt = EncodedPrompt(tokenizer.encode("def f(x):"))
+    plain = llm.generate(
+        [{"prompt_token_ids": prompt.token_ids}], SamplingParams(max_tokens=12, **greedy)
+    )
+    text = plain[0].outputs[0].text
+    assert text
+    params = SamplingParams(max_tokens=12, stop=f"{text}~", output_kind=kind, **greedy)
+    processor = OutputProcessor(engine)
+    processor.add_request("a", prompt, params)
+    for _ in range(4):
+        for output in processor.process(engine.step()):
+            assert output.outputs[0].text == ""
+    last = processor.abort_request("a")
+    assert last is not None
+    assert (last.outputs[0].finish_reason, last.outputs[0].stop_reason) == ("abort", None)
+    shown = last.outputs[0].text
+    assert shown
+    assert text.startswith(shown.rstrip("\ufffd"))
+    if kind != RequestOutputKind.DELTA:
+        assert shown == tokenizer.decode(last.outputs[0].token_ids)
+    assert not engine.has_unfinished_requests()

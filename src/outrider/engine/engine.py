@@ -225,6 +225,13 @@ class LLMEngine(EngineCore):
             request.prompt_logprobs = []
         self.scheduler.add(request)
 
+    def flush_text(self, request_id: str) -> str:
+        """What was held back of a request's text, for one that is aborted after this.
+
+        It may have become a stop string or a character. Nothing of an unknown request.
+        """
+        return self.scheduler.flush_text(request_id)
+
     def abort_request(self, request_id: str) -> None:
         """Drops a request; an id that is unknown or finished is no error."""
         self.scheduler.abort(request_id)

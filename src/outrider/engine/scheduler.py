@@ -54,6 +54,11 @@ class Scheduler:
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
+    def flush_text(self, request_id: str) -> str:
+        """What was held back of a request's text; nothing of an unknown one."""
+        request = self._requests.get(request_id)
+        return "" if request is None else request.stop_checker.flush()
+
     def add(self, request: Request) -> None:
         """Puts a request at the end of the queue."""
         self._requests[request.request_id] = request

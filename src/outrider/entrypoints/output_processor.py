@@ -135,10 +135,12 @@ class OutputProcessor:
         aborted = []
         for choice in request.choices:
             if choice.output.finish_reason is None:
+                text = self._engine.flush_text(choice.engine_request_id)
                 self._engine.abort_request(choice.engine_request_id)
                 self._choices.pop(choice.engine_request_id, None)
+                choice.output.text += text
                 choice.output.finish_reason = "abort"
-                aborted.append(replace(choice.output, text="", token_ids=[], logprobs=None))
+                aborted.append(replace(choice.output, text=text, token_ids=[], logprobs=None))
         request.num_unfinished = 0
         return self._output(request, aborted, time.monotonic())
 
