@@ -188,7 +188,7 @@ BROKEN_SPECULATIVE: list[tuple[object, str]] = [
     ('{"method" "mtp"}', "speculative_config: no valid JSON at column 11: expecting ':' delimiter"),
     ("", "speculative_config: no valid JSON at column 1: expecting value"),
     ("mtp", "speculative_config: no valid JSON at column 1: expecting value: mtp"),
-    ('"mtp"', 'speculative_config must be a JSON object such as {"method": "mtp"}'),
+    ('"mtp"', 'speculative_config must be a JSON object, {"name": value}, got'),
     ('{"method": "mtp", "method": "mtp"}', 'speculative_config: "method" is given twice'),
     ('{"method":\n "mtp",\n}', "no valid JSON at column 20: remove the trailing comma"),
     ("[" * 100_000, "speculative_config: no valid JSON: nested too deep"),

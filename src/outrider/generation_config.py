@@ -6,7 +6,6 @@ end-of-sequence ids stop every request that does not ignore them.
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,6 @@ from typing import Any
 from outrider.errors import CheckpointError, RequestError, shown
 from outrider.json_file import read_json_object
 from outrider.sampling_params import SamplingParams
-
-logger = logging.getLogger(__name__)
 
 GENERATION_CONFIG_NAME = "generation_config.json"
 
@@ -25,6 +22,7 @@ _SAMPLING_FIELDS = {
     "top_p": "top_p",
     "top_k": "top_k",
     "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
 
@@ -48,9 +46,6 @@ class GenerationConfig:
         if not path.exists():
             return cls()
         values = read_json_object(path)
-        penalty = values.get("repetition_penalty")
-        if penalty not in (None, 1):
-            logger.warning("%s: repetition_penalty %s is not applied", path, shown(penalty))
         return cls(_eos_token_ids(path, values.get("eos_token_id")), _sampling_params(path, values))
 
 

@@ -53,7 +53,7 @@ class SamplingParams:
         top_p: least probability mass of the likeliest tokens to sample from, in (0, 1].
         top_k: how many of the likeliest tokens to sample from; 0 or -1 is all.
         min_p: least probability relative to the likeliest token, in [0, 1].
-        seed: makes the request reproducible; None (or -1) draws entropy.
+        seed: makes the request reproducible; None, and -1 as well, draws entropy.
         stop: texts that end the output.
         stop_token_ids: further ids that end the output.
         bad_words: texts whose tokens are never emitted one after the other.
@@ -62,7 +62,7 @@ class SamplingParams:
         max_tokens: output tokens at most; None is as many as max_model_len leaves.
         min_tokens: output tokens before anything may end the output.
         logprobs: of each output token, report its log probability and the likeliest ones, so many;
-            -1 is the whole vocabulary; None reports nothing.
+            -1 is the whole vocabulary; None is no report.
         prompt_logprobs: the same of each prompt token but the first.
         logit_bias: added to the logits of token ids, in [-100, 100].
         detokenize: turn the output into text; without it nothing but token ids comes out.

@@ -34,9 +34,7 @@ def parse_json_object(flag: str, text: str) -> dict[str, Any]:
     except (RecursionError, ValueError):
         raise ConfigError(f"{flag}: no valid JSON: nested too deep or a number too long") from None
     if not isinstance(value, dict):
-        raise ConfigError(
-            f'{flag} must be a JSON object such as {{"method": "mtp"}}, got {shown(text)}'
-        )
+        raise ConfigError(f'{flag} must be a JSON object, {{"name": value}}, got {shown(text)}')
     return value
 
 

@@ -13,6 +13,7 @@ from outrider import LLM, SamplingParams
 from outrider.engine.engine import LLMEngine
 from outrider.entrypoints.cli import main
 from outrider.outputs import StepOutput
+from tests.entrypoints.generate_command import Generate
 
 STATS = [
     "num_drafts",
@@ -27,36 +28,6 @@ STATS = [
 TEXTS = ["def f(x):", "import os"]
 
 
-class Generate:
-    """Runs the command on the tiny checkpoint."""
-
-    def __init__(self, model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.model_dir = model_dir
-        self.capsys = capsys
-
-    def __call__(self, *arguments: str) -> tuple[str, str]:
-        """What it wrote to stdout and stderr."""
-        model = ("--model", str(self.model_dir), "--max-tokens", "6")
-        assert main(["generate", *model, *arguments]) == 0
-        captured = self.capsys.readouterr()
-        return captured.out, captured.err
-
-    def json(self, *arguments: str) -> dict[str, Any]:
-        out, err = self(*arguments, "--json")
-        # Only what the loader logs.
-        assert all("skipped" in line for line in err.splitlines())
-        value: dict[str, Any] = json.loads(out.splitlines()[-1])
-        return value
-
-    def ids(self, *arguments: str) -> list[list[int]]:
-        return [output["token_ids"] for output in self.json(*arguments)["outputs"]]
-
-
-@pytest.fixture
-def generate(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> Generate:
-    return Generate(model_dir, capsys)
-
-
 def api_ids(llm: LLM, prompts: Any, **params: Any) -> list[list[int]]:
     results = llm.generate(prompts, SamplingParams(**{"temperature": 0, "max_tokens": 6, **params}))
     return [result.outputs[0].token_ids for result in results]
@@ -66,9 +37,10 @@ def test_json(generate: Generate, llm: LLM) -> None:
     value = generate.json(TEXTS[0], TEXTS[1])
     assert list(value) == ["outputs", "stats"]
     assert list(value["stats"]) == STATS
-    assert [list(output) for output in value["outputs"]] == [
-        ["text", "token_ids", "finish_reason"]
-    ] * 2
+    keys = ["text", "token_ids", "finish_reason", "stop_reason", "prompt_index", "index"]
+    assert [list(output) for output in value["outputs"]] == [keys] * 2
+    places = [(output["prompt_index"], output["index"]) for output in value["outputs"]]
+    assert places == [(0, 0), (1, 0)]
     assert [output["token_ids"] for output in value["outputs"]] == api_ids(llm, TEXTS)
     for output in value["outputs"]:
         assert output["text"] == llm.get_tokenizer().decode(output["token_ids"])

@@ -4,7 +4,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,7 +16,9 @@ from outrider.entrypoints.cli.options import (
     takes_engine_options,
     takes_sampling_options,
 )
+from outrider.entrypoints.cli.output_json import outputs_as_json
 from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts
+from outrider.errors import RequestError
 from outrider.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -60,12 +62,15 @@ def generate(
 ) -> int:
     """Continue prompts, with drafts from the checkpoint's own MTP head.
 
-    The text of a single prompt is streamed; of several, each is printed under a heading. What is
-    left open comes from the checkpoint's generation_config.json, but for temperature and
-    max-tokens.
+    The text of a single prompt is streamed; of several, or of several completions, each is printed
+    under a heading. What is left open comes from the checkpoint's generation_config.json, but for
+    temperature and max-tokens.
     """
     # What can be wrong without a checkpoint is told before one is loaded.
-    SamplingParams(**sampling_options)
+    SamplingParams(**{**DEFAULTS, **sampling_options})
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in sampling_options and not is_json:
+            raise RequestError(f"--{name.replace('_', '-')} is printed with --json alone: add it")
     EngineConfig.from_kwargs(**engine_options)
     inputs = read_prompts(prompts or [], prompts_file)
     speculative = speculative_options(
@@ -80,11 +85,12 @@ def generate(
     params = replace(llm.get_default_sampling_params(), **{**DEFAULTS, **sampling_options})
     # A prompt given alone needs no index in an error.
     encoded = llm.encode_prompts(inputs[0] if len(inputs) == 1 else inputs)
-    is_streaming = len(encoded) == 1 and not is_json
+    is_streaming = len(encoded) == 1 and params.n == 1 and not is_json
     run = DecodeRun(llm.llm_engine, on_text=_write_text if is_streaming else None)
     outputs = run.run(encoded, [params] * len(encoded))
     if is_json:
-        _write(json.dumps({"outputs": [_as_json(one) for one in outputs], "stats": run.stats()}))
+        listed = outputs_as_json(outputs, params.logprobs or 0, llm.get_tokenizer())
+        _write(json.dumps({"outputs": listed, "stats": run.stats()}))
     else:
         _write("" if is_streaming else _sections(outputs))
         sys.stderr.write(_summary(run.stats(), sum(_num_tokens(one) for one in outputs)))
@@ -110,23 +116,16 @@ def _write_text(_: int, text: str) -> None:
     sys.stdout.flush()
 
 
-def _as_json(output: "RequestOutput") -> dict[str, Any]:
-    (completion,) = output.outputs
-    return {
-        "text": completion.text,
-        "token_ids": completion.token_ids,
-        "finish_reason": completion.finish_reason,
-    }
-
-
 def _sections(outputs: "list[RequestOutput]") -> str:
     return "\n".join(
-        f"==> {number} <==\n{output.outputs[0].text}" for number, output in enumerate(outputs, 1)
+        f"==> {number}{f'.{one.index + 1}' if len(output.outputs) > 1 else ''} <==\n{one.text}"
+        for number, output in enumerate(outputs, 1)
+        for one in output.outputs
     )
 
 
 def _num_tokens(output: "RequestOutput") -> int:
-    return len(output.outputs[0].token_ids)
+    return sum(len(one.token_ids) for one in output.outputs)
 
 
 def _summary(stats: "DecodeStats", num_tokens: int) -> str:
@@ -143,7 +142,7 @@ def _exit_code(outputs: "list[RequestOutput]") -> int:
     broken = [
         str(number)
         for number, output in enumerate(outputs, 1)
-        if output.outputs[0].finish_reason == "error"
+        if any(one.finish_reason == "error" for one in output.outputs)
     ]
     if broken:
         sys.stderr.write(

@@ -36,11 +36,12 @@ Options = dict[str, Any]
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = 3
 
-# Fields whose flag has another name than the field.
+# Fields whose flag has other names than the field.
 _FLAG_NAMES = {
-    "bad_words": "--bad-word",
-    "rejection_sample_method": "--rule",
-    "stop_token_ids": "--stop-token-id",
+    "bad_words": ("--bad-word",),
+    "n": ("-n", "--n"),
+    "rejection_sample_method": ("--rule",),
+    "stop_token_ids": ("--stop-token-id",),
 }
 # Given as text and parsed by EngineConfig, with what the help shows for the text.
 _TEXT_FIELDS = {
@@ -48,6 +49,8 @@ _TEXT_FIELDS = {
     "logit_bias": "JSON",
     **dict.fromkeys(NESTED_OPTIONS, "JSON"),
 }
+# Given as text that nobody else parses.
+_OBJECT_FIELDS = ("logit_bias",)
 # The seed of a command is that of its requests, -k their number of drafts, and what it prints is
 # text as it comes.
 _FIELDS_ELSEWHERE = {
@@ -118,7 +121,11 @@ def _with_flags(
     @wraps(command)
     def wrapper(**values: Any) -> int:
         given = {flag.name: values.pop(flag.name) for flag in flags}
-        values[name] = {key: value for key, value in given.items() if value not in (None, [])}
+        values[name] = {
+            key: parse_json_object(_flag_names(key)[0], value) if key in _OBJECT_FIELDS else value
+            for key, value in given.items()
+            if value not in (None, [])
+        }
         return command(**values)
 
     kept = [parameter for parameter in signature.parameters.values() if parameter.name != name]
@@ -139,7 +146,7 @@ def _flags(cls: type, defaults: Mapping[str, object], panel: str) -> list[inspec
         default = defaults.get(name, field.default)
         option_name = NESTED_OPTIONS.get(name, name)
         option = typer.Option(
-            _FLAG_NAMES.get(name, f"--{option_name.replace('_', '-')}"),
+            *_flag_names(option_name, is_switched_off=default is True),
             help=_help(helps[name], name in defaults),
             show_default=str(default) if isinstance(default, int | float | str) else False,
             metavar=_TEXT_FIELDS.get(name, _metavar(hints[name])),
@@ -153,6 +160,14 @@ def _flags(cls: type, defaults: Mapping[str, object], panel: str) -> list[inspec
             inspect.Parameter(option_name, keyword_only, default=None, annotation=annotation)
         )
     return flags
+
+
+def _flag_names(option_name: str, is_switched_off: bool = False) -> tuple[str, ...]:
+    """What a field's flag is called; one that is on without its flag can be switched off."""
+    flag = f"--{option_name.replace('_', '-')}"
+    if is_switched_off:
+        return (f"{flag}/--no-{flag.removeprefix('--')}",)
+    return _FLAG_NAMES.get(option_name, (flag,))
 
 
 def _without_none(hint: Any) -> Any:
