@@ -37,7 +37,7 @@ def run(*words: str) -> str:
 
 def test_there_is_something_to_run() -> None:
     assert len(COMMANDS) >= 3
-    assert len(PROGRAMS) == 1
+    assert len(PROGRAMS) == 2
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -67,10 +67,7 @@ def generate(
     temperature and max-tokens.
     """
     # What can be wrong without a checkpoint is told before one is loaded.
-    SamplingParams(**{**DEFAULTS, **sampling_options})
-    for name in ("logprobs", "prompt_logprobs"):
-        if name in sampling_options and not is_json:
-            raise RequestError(f"--{name.replace('_', '-')} is printed with --json alone: add it")
+    _check_sampling_options(sampling_options, is_json)
     EngineConfig.from_kwargs(**engine_options)
     inputs = read_prompts(prompts or [], prompts_file)
     speculative = speculative_options(
@@ -95,6 +92,13 @@ def generate(
         _write("" if is_streaming else _sections(outputs))
         sys.stderr.write(_summary(run.stats(), sum(_num_tokens(one) for one in outputs)))
     return _exit_code(outputs)
+
+
+def _check_sampling_options(options: Options, is_json: bool) -> None:
+    SamplingParams(**{**DEFAULTS, **options})
+    for name in ("logprobs", "prompt_logprobs"):
+        if name in options and not is_json:
+            raise RequestError(f"--{name.replace('_', '-')} is printed with --json alone: add it")
 
 
 def _default_speculative_config(model: str | None) -> Options | None:
