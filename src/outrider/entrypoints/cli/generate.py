@@ -70,11 +70,7 @@ def generate(
     _check_sampling_options(sampling_options, is_json)
     EngineConfig.from_kwargs(**engine_options)
     inputs = read_prompts(prompts or [], prompts_file)
-    speculative = speculative_options(
-        num_speculative_tokens, engine_options.pop("speculative_config", None)
-    )
-    if speculative is None and num_speculative_tokens is None:
-        speculative = _default_speculative_config(engine_options.get("model"))
+    speculative = _speculative_config(num_speculative_tokens, engine_options)
     from outrider.entrypoints.decode_run import DecodeRun
     from outrider.entrypoints.llm import LLM
 
@@ -101,11 +97,15 @@ def _check_sampling_options(options: Options, is_json: bool) -> None:
             raise RequestError(f"--{name.replace('_', '-')} is printed with --json alone: add it")
 
 
-def _default_speculative_config(model: str | None) -> Options | None:
+def _speculative_config(k: int | None, engine_options: Options) -> Options | None:
+    """How to draft; the flag for it is taken out of the engine's options."""
+    given = speculative_options(k, engine_options.pop("speculative_config", None))
+    if given is not None or k is not None:
+        return given
     from outrider.bundled import BUNDLED_MODEL_DIR
     from outrider.models.qwen4_exp.weights import has_mtp
 
-    if not has_mtp(BUNDLED_MODEL_DIR if model is None else Path(model)):
+    if not has_mtp(Path(engine_options.get("model", BUNDLED_MODEL_DIR))):
         return None
     return {"method": "mtp", "num_speculative_tokens": DEFAULT_NUM_SPECULATIVE_TOKENS}
 
