@@ -41,6 +41,39 @@ def test_growing_keeps_what_there_is() -> None:
     assert len(table.blocks(0)) == 3
 
 
+def test_what_fails_takes_nothing() -> None:
+    """Neither where blocks are missing nor where a row would come to be too long."""
+    table = make_table(num_blocks=7)
+    table.extend(0, 9)
+    for row, num_tokens in ((1, 13), (0, 25), (0, 33)):
+        assert not table.can_extend(row, num_tokens)
+        with pytest.raises(AssertionError, match=f"no blocks for {num_tokens} tokens"):
+            table.extend(row, num_tokens)
+        table.check_integrity()
+    assert (len(table.blocks(0)), len(table.blocks(1)), table.pool.num_free) == (3, 0, 3)
+    table.extend(0, 24)
+    wide = make_table(num_blocks=20)
+    wide.extend(0, 32)
+    assert not wide.can_extend(0, 33)
+    assert wide.pool.num_free > 0
+
+
+def test_a_block_that_two_rows_hold() -> None:
+    """It comes free with the last of them, and only that row's `free` names it."""
+    table = make_table()
+    table.extend(0, 9)
+    shared, own = table.blocks(0)[:2], table.blocks(0)[2:]
+    table.pool.share(shared)
+    table._blocks[1, :2] = shared
+    table._counts[1] = 2
+    table.check_integrity()
+    assert table.free(0) == own
+    table.check_integrity()
+    assert table.blocks(1) == shared
+    assert table.free(1) == shared
+    assert table.pool.num_free == 19
+
+
 def test_slots() -> None:
     table = make_table()
     table.extend(2, 6)
@@ -74,7 +107,7 @@ def test_check_integrity_finds_a_shared_block() -> None:
     table.extend(1, 4)
     table.check_integrity()
     table._blocks[1, 0] = table._blocks[0, 0]
-    with pytest.raises(AssertionError, match="leaked or held twice"):
+    with pytest.raises(AssertionError, match="miscounted"):
         table.check_integrity()
 
 

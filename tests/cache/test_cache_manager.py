@@ -255,24 +255,6 @@ def test_few_blocks_are_formed_anew() -> None:
     assert rebuild.blocks.tolist() == [[7]]
 
 
-def test_room() -> None:
-    manager = make_manager(num_blocks=5, max_num_seqs=3)
-    assert manager.fits(5 * BLOCK_SIZE)
-    assert not manager.fits(5 * BLOCK_SIZE + 1)
-    first = manager.allocate(3 * BLOCK_SIZE)
-    assert manager.can_allocate(2 * BLOCK_SIZE)
-    assert not manager.can_allocate(2 * BLOCK_SIZE + 1)
-    assert manager.fits(5 * BLOCK_SIZE), "what would fit alone"
-    others = [manager.allocate(1), manager.allocate(1)]
-    assert manager.num_free_rows == 0
-    assert not manager.can_allocate(1), "no row is left"
-    manager.check_integrity()
-    for row in (others[1], first, others[0]):
-        manager.free(row)
-        manager.check_integrity()
-    assert manager.can_allocate(5 * BLOCK_SIZE)
-
-
 def test_a_new_request_finds_nothing_of_the_old() -> None:
     """Not in its states, its counts or the blocks that come back: not even NaN."""
     manager = make_manager(num_blocks=5, max_num_seqs=1)

@@ -35,10 +35,18 @@ class BlockTable:
         """Blocks that must be added to a row before it covers `num_tokens` positions."""
         return max(-(-num_tokens // self.block_size) - self._counts[row], 0)
 
-    def extend(self, row: int, num_tokens: int) -> None:
-        """Lets a row cover `num_tokens` positions."""
+    def can_extend(self, row: int, num_tokens: int) -> bool:
+        """Whether a row can come to cover `num_tokens` positions: by its length, and by blocks."""
         missing = self.num_missing(row, num_tokens)
-        count = self._counts[row]
+        is_short = self._counts[row] + missing <= self._blocks.shape[1]
+        return is_short and missing <= self.pool.num_free
+
+    def extend(self, row: int, num_tokens: int) -> None:
+        """Lets a row cover `num_tokens` positions; what fails takes nothing."""
+        assert self.can_extend(row, num_tokens), f"no blocks for {num_tokens} tokens"
+        missing, count = self.num_missing(row, num_tokens), self._counts[row]
+        if not missing:
+            return
         self._blocks[row, count : count + missing] = self.pool.allocate(missing)
         self._counts[row] = count + missing
 
@@ -46,11 +54,12 @@ class BlockTable:
         """Block ids of a row, in the order of their positions."""
         return self._blocks[row, : self._counts[row]].tolist()
 
-    def free(self, row: int) -> None:
-        """Gives a row's blocks back."""
-        self.pool.free(self.blocks(row))
+    def free(self, row: int) -> list[int]:
+        """Gives a row's blocks back; returns those that nobody holds any more."""
+        released = self.pool.free(self.blocks(row))
         self._blocks[row] = NULL_BLOCK_ID
         self._counts[row] = 0
+        return released
 
     def slots(self, rows: npt.NDArray[np.int64], num_positions: int) -> npt.NDArray[np.int64]:
         """[b] rows to the slots [b, num_positions] of positions 0.. (null block past the end)."""
@@ -60,5 +69,5 @@ class BlockTable:
         return slots.reshape(len(rows), -1)[:, :num_positions]
 
     def check_integrity(self) -> None:
-        """No slot is shared, none is lost."""
+        """No block is lost, and no row holds one that is not counted for it."""
         self.pool.check_integrity([self.blocks(row) for row in range(len(self._counts))])

@@ -73,18 +73,32 @@ class CacheManager:
             spec.name: np.zeros(max_num_seqs, dtype=np.int64) for spec in specs if spec.ratio
         }
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._is_held = [False] * max_num_seqs
 
     @property
     def num_free_rows(self) -> int:
         """Requests that could still be added."""
         return len(self._free_rows)
 
-    def can_allocate(self, num_tokens: int) -> bool:
-        """Whether a new request of so many positions finds a row and blocks in every group."""
-        blocks = -(-num_tokens // self.block_size)
+    def can_allocate(self, num_tokens: int, num_spare_blocks: int = 0) -> bool:
+        """Whether a new request of so many positions finds a row and blocks in every group.
+
+        Args:
+            num_tokens: positions.
+            num_spare_blocks: blocks that must be left in every group.
+        """
+        blocks = -(-num_tokens // self.block_size) + num_spare_blocks
         return bool(self._free_rows) and all(
             table.pool.num_free >= blocks for table in self.block_tables.values()
         )
+
+    def can_extend(self, row: int, num_tokens: int) -> bool:
+        """Whether a request finds the blocks in every group to cover so many positions."""
+        return all(table.can_extend(row, num_tokens) for table in self.block_tables.values())
+
+    def covers(self, row: int, num_tokens: int) -> bool:
+        """Whether a request has blocks for so many positions in every group."""
+        return not any(table.num_missing(row, num_tokens) for table in self.block_tables.values())
 
     def fits(self, num_tokens: int) -> bool:
         """Whether a request of so many positions could run with the caches to itself."""
@@ -94,10 +108,16 @@ class CacheManager:
     def allocate(self, num_tokens: int) -> int:
         """Gives a new request a row, a cleared state in each group, and blocks for `num_tokens`.
 
+        What fails takes nothing.
+
         Returns:
             The row.
         """
-        row = self._free_rows.pop()
+        assert self.can_allocate(num_tokens), f"no room for {num_tokens} tokens"
+        row = self._free_rows[-1]
+        assert self.can_extend(row, num_tokens), f"{num_tokens} tokens are more than a row can have"
+        self._free_rows.pop()
+        self._is_held[row] = True
         for table in self.block_tables.values():
             table.extend(row, num_tokens)
         for name, pool in self.state_pools.items():
@@ -108,6 +128,13 @@ class CacheManager:
             pooled[row] = 0
         return row
 
+    def extend(self, row: int, num_tokens: int) -> None:
+        """Lets a request cover so many positions; what fails takes nothing in any group."""
+        assert self._is_held[row], f"row {row} is nobody's"
+        assert self.can_extend(row, num_tokens), f"no room for {num_tokens} tokens"
+        for table in self.block_tables.values():
+            table.extend(row, num_tokens)
+
     def commit(self, spans: Sequence[RowSpan], num_accepted_tokens: Sequence[int]) -> None:
         """Keeps the accepted drafts of a pass and drops the rest, in every kind of state.
 
@@ -116,22 +143,24 @@ class CacheManager:
             num_accepted_tokens: drafts kept of each span, 0..num_drafts.
         """
         for span, num_accepted in zip(spans, num_accepted_tokens, strict=True):
+            assert self._is_held[span.row], f"row {span.row} is nobody's"
             assert 0 <= num_accepted <= span.num_drafts, "more drafts accepted than ran"
             self._num_kept[span.row] = num_accepted
 
     def free(self, row: int) -> None:
-        """Takes back all that a request holds, and clears its blocks.
+        """Takes back all that a request holds, and clears the blocks that nobody else holds.
 
         A block is read under a mask before its next owner has filled it. What an earlier one left
         must be finite for that: 0 * NaN is NaN.
         """
+        assert self._is_held[row], f"row {row} is nobody's"
         offsets = torch.arange(self.block_size, device=self.device)
         for name, table in self.block_tables.items():
-            blocks = torch.tensor(table.blocks(row), device=self.device)
-            self.groups[name].clear((blocks[:, None] * self.block_size + offsets).flatten())
-            table.free(row)
+            released = torch.tensor(table.free(row), dtype=torch.int64, device=self.device)
+            self.groups[name].clear((released[:, None] * self.block_size + offsets).flatten())
         for pool in self.state_pools.values():
             pool.free(row)
+        self._is_held[row] = False
         self._free_rows.append(row)
 
     def num_kept_rows(self, row: int) -> int:
@@ -147,7 +176,13 @@ class CacheManager:
         return sum(group.num_bytes for group in self.groups.values())
 
     def check_integrity(self) -> None:
-        """No block, slot or row is leaked or held twice."""
+        """No block, slot or row is leaked or held twice, and a free row holds nothing."""
+        free = [row for row, is_held in enumerate(self._is_held) if not is_held]
+        assert sorted(self._free_rows) == free, "a row is leaked or held twice"
+        for table in self.block_tables.values():
+            assert not any(table.blocks(row) for row in free), "a free row holds blocks"
+        for pool in self.state_pools.values():
+            assert not pool.holders.intersection(free), "a free row holds a state slot"
         for table in self.block_tables.values():
             table.check_integrity()
         for pool in self.state_pools.values():

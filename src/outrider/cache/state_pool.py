@@ -38,6 +38,11 @@ class StatePool:
         assert (slots != _NO_SLOT).all(), "a scheduled request has no state slot"
         return slots
 
+    @property
+    def holders(self) -> frozenset[int]:
+        """Rows that have a slot."""
+        return frozenset(np.flatnonzero(self._slots != _NO_SLOT).tolist())
+
     def check_integrity(self) -> None:
         """Every slot is free or held by exactly one row."""
         held = self._slots[self._slots != _NO_SLOT].tolist()

@@ -132,6 +132,7 @@ class LLMEngine(EngineCore):
                 cache_manager,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 num_speculative_tokens=config.num_speculative_tokens,
+                long_prefill_token_threshold=config.long_prefill_token_threshold,
             ),
             ModelRunner(
                 model,
@@ -233,15 +234,26 @@ class LLMEngine(EngineCore):
         return self.scheduler.flush_text(request_id)
 
     def abort_request(self, request_id: str) -> None:
-        """Drops a request; an id that is unknown or finished is no error."""
+        """Drops a request, in the middle of a step too; an id that is unknown or over is no error.
+
+        Nothing more is emitted for it.
+        """
         self.scheduler.abort(request_id)
 
     def step(self) -> list[StepOutput]:
-        """One step (`EngineCore.step`); nothing to do is an empty list."""
+        """One step (`EngineCore.step`); nothing to do is an empty list.
+
+        Where it raises, nothing has been emitted: the requests wait to run again from the tokens
+        that they have, and can be aborted.
+        """
         if not self.has_unfinished_requests():
             return []
         self.num_steps += 1
-        return super().step()
+        try:
+            return super().step()
+        except BaseException:
+            self.scheduler.cancel_step()
+            raise
 
     def margins(
         self, token_ids: Sequence[int], num_prompt_tokens: int, params: SamplingParams
