@@ -59,14 +59,21 @@ class Tables:
         return (contexts * self.vocab_size + token_ids) % len(self.target)
 
 
-def random_tables(seed: int, *, agreement: float, spread: float, is_sparse: bool) -> Tables:
+def random_tables(
+    seed: int,
+    *,
+    agreement: float,
+    spread: float,
+    is_sparse: bool,
+    vocab_size: int = VOCAB_SIZE,
+) -> Tables:
     """A target, and a head that says `agreement` of what the target says and something else.
 
     Sparse ones lack the least likely id: the target after each pair of tokens, so that texts of 18
     tokens can be enumerated, the head in every other row, and not always the same id.
     """
     generator = torch.Generator().manual_seed(seed)
-    shape = VOCAB_SIZE**2, VOCAB_SIZE
+    shape = vocab_size**2, vocab_size
     target = 1.2 * torch.randn(shape, generator=generator)
     draft = agreement * target + spread * torch.randn(shape, generator=generator)
     if is_sparse:
@@ -216,7 +223,12 @@ class TableEngine(EngineCore):
 
 
 def make_request(
-    seed: int, params: SamplingParams, *, choice: int = 0, prompt: Sequence[int] = PROMPT
+    seed: int,
+    params: SamplingParams,
+    *,
+    choice: int = 0,
+    prompt: Sequence[int] = PROMPT,
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> Request:
     """A request of its own seed; `params.seed` is not read."""
     assert params.max_tokens is not None, "the tables have no maximum length"
@@ -230,6 +242,7 @@ def make_request(
         stop_checker=StopChecker(params, stop_token_ids, params.max_tokens, None),
         seed=seed,
         choice=choice,
+        bad_words_token_ids=bad_words,
     )
 
 
