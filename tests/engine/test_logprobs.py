@@ -153,23 +153,40 @@ def test_greedy_batch_with_drafts_of_every_worth(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_padding_of_the_vocabulary_is_in_no_list(mode: str) -> None:
-    """Nor in a rank, though in the raw law it has its mass."""
-    num_allowed = VOCAB_SIZE - 9
+def test_ids_that_no_token_has_are_in_no_list(mode: str) -> None:
+    """Nor in a rank, though in the raw law they have their mass: padding, and holes."""
+    defaults = replace(
+        make_engine(tiny_model()).sampling_defaults,
+        num_allowed_tokens=VOCAB_SIZE - 9,
+        missing_ids=frozenset({0, 5, 6, 30}),
+        logprobs_mode=mode,
+    )
+    known = [i for i in range(VOCAB_SIZE - 9) if i not in defaults.missing_ids]
     engine = make_engine(tiny_model(), max_logprobs=-1)
-    defaults = replace(engine.sampling_defaults, num_allowed_tokens=num_allowed, logprobs_mode=mode)
     engine.rejection_sampler = RejectionSampler(defaults)
-    asked = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=-1)
-    (result,) = run(engine, [(prompts()[3], asked)])
+    engine.model_runner._prompt_logprobs = PromptLogprobs(tiny_model(), defaults.known_ids)
+    asked = SamplingParams(
+        temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=-1, prompt_logprobs=-1
+    )
+    prompt = [known[n % len(known)] for n in prompts()[3]]
+    (result,) = run(engine, [(prompt, asked)])
     assert result.logprobs is not None
-    logits = sequence_logits([*prompts()[3], *result.token_ids])[len(prompts()[3]) - 1 : -1]
+    assert result.prompt_logprobs is not None
+    logits = sequence_logits([*prompt, *result.token_ids])[:-1]
+    laws = logits.log_softmax(-1)
     if mode == "processed_logprobs":
-        logits = logits[:, :num_allowed]
-    expected = logits.log_softmax(-1)[:, :num_allowed]
-    for own, entry, row in zip(result.token_ids, result.logprobs, expected, strict=True):
-        assert_entry(entry, own, row, num_allowed)
-        assert sorted(entry.token_ids[1:]) == list(range(num_allowed))
-        assert entry.rank == 1, "the argmax of what may be drawn"
+        laws[len(prompt) - 1 :, known] = logits[len(prompt) - 1 :, known].log_softmax(-1)
+    entries = [*result.prompt_logprobs[1:], *result.logprobs]
+    text = [*prompt[1:], *result.token_ids]
+    for place, (own, entry, row) in enumerate(zip(text, entries, laws, strict=True)):
+        assert entry is not None
+        order = sorted(known, key=lambda i: (-float(row[i]), i))
+        assert entry.token_ids == [own, *order]
+        torch.testing.assert_close(
+            torch.tensor(entry.logprobs).double(), row[entry.token_ids], rtol=0, atol=1e-6
+        )
+        assert entry.rank == 1 + int((row[known] > row[own]).sum())
+        assert place < len(prompt) - 1 or entry.rank == 1, "the argmax of what may be drawn"
 
 
 @pytest.mark.parametrize("k", [0, 3])
@@ -187,7 +204,7 @@ def test_prompt_logprobs_at_every_length_around_the_pieces(k: int) -> None:
     engine = make_engine(tiny_model(), k, max_num_batched_tokens=CHUNK, max_logprobs=-1)
     # Three rows at a time: pieces of a prompt are cut again.
     engine.model_runner._prompt_logprobs = PromptLogprobs(
-        tiny_model(), VOCAB_SIZE, max_logits=3 * VOCAB_SIZE + 1
+        tiny_model(), None, max_logits=3 * VOCAB_SIZE + 1
     )
     for (prompt, _), num, result in zip(jobs, numbers, run(engine, jobs), strict=True):
         assert_prompt(prompt, result.prompt_logprobs, VOCAB_SIZE if num < 0 else num)

@@ -79,7 +79,7 @@ class Feeder:
         for pool in self.manager.state_pools.values():
             shuffle(pool._free)
         self.states = target_layer_states(model.config, self.manager.groups)
-        self.runner = ModelRunner(model, self.manager, self.states, model.config.vocab_size)
+        self.runner = ModelRunner(model, self.manager, self.states, None)
         params = SamplingParams()
         self.requests = [
             Request(str(i), [], 1, params, 1, StopChecker(params, frozenset(), 1, None), seed=0)

@@ -138,7 +138,7 @@ class LLMEngine(EngineCore):
                 model,
                 cache_manager,
                 target_layer_states(model.config, cache_manager.groups),
-                self.num_allowed_tokens,
+                defaults.known_ids,
             ),
             RejectionSampler(defaults),
             cache_manager,

@@ -41,7 +41,7 @@ class ModelRunner:
         model: the target.
         cache_manager: of the engine.
         states: of the target's layers.
-        num_allowed_tokens: ids from here on are padding of the vocabulary.
+        known_ids: [A] int64, the ids that a token has, ascending, or None for all.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class ModelRunner:
         model: Qwen4ExpForCausalLM,
         cache_manager: CacheManager,
         states: list[LayerStates],
-        num_allowed_tokens: int,
+        known_ids: Tensor | None,
     ) -> None:
         self._model = model
-        self._prompt_logprobs = PromptLogprobs(model, num_allowed_tokens)
+        self._prompt_logprobs = PromptLogprobs(model, known_ids)
         self._cache_manager = cache_manager
         self._states = states
         self._group_names = [name for name in TARGET_GROUPS if name in cache_manager.groups]

@@ -23,23 +23,23 @@ class PromptLogprobs:
     """Fills `Request.prompt_logprobs` of the requests that ask for them.
 
     Row i of a prompt decides token i + 1, and that is entry i. What is reported is the model's own
-    law, before any parameter of the request, whatever the engine's `logprobs_mode`. Ids that are
-    padding of the vocabulary stand in no list and in no rank.
+    law, before any parameter of the request, whatever the engine's `logprobs_mode`. Ids that no
+    token has stand in no list and in no rank.
 
     Args:
         model: the target.
-        num_allowed_tokens: ids from here on are padding.
+        known_ids: [A] int64, the ids that a token has, ascending, or None for all.
         max_logits: computed at once; one row at least.
     """
 
     def __init__(
         self,
         model: Qwen4ExpForCausalLM,
-        num_allowed_tokens: int,
+        known_ids: Tensor | None,
         max_logits: int = _MAX_LOGITS,
     ) -> None:
         self._model = model
-        self._num_allowed_tokens = num_allowed_tokens
+        self._known_ids = known_ids
         self._max_num_rows = max(max_logits // model.config.vocab_size, 1)
 
     def record(self, batch: ScheduledBatch, hidden_states: Tensor) -> None:
@@ -60,7 +60,8 @@ class PromptLogprobs:
         self, request: Request, entries: list[TokenLogprobs], start: int, streams: Tensor
     ) -> None:
         """Of one request, whose rows from position `start` on have the streams [rows, W]."""
-        num_top = num_reported(request.params.prompt_logprobs, self._num_allowed_tokens)
+        wanted, vocab_size = request.params.prompt_logprobs, self._model.config.vocab_size
+        num_top = num_reported(wanted, vocab_size, self._known_ids)
         end = min(start + len(streams), request.num_prompt_tokens - 1)
         # A request that lost its caches runs its prompt again, and was told of it already.
         while (first := len(entries)) < end:
@@ -70,5 +71,5 @@ class PromptLogprobs:
             token_ids = torch.tensor(
                 request.token_ids[first + 1 : stop + 1], device=logprobs.device
             )
-            report = LogprobReport.of(logprobs[:, : self._num_allowed_tokens], token_ids, num_top)
+            report = LogprobReport.of(logprobs, token_ids, num_top, self._known_ids)
             entries += report.to_host([num_top] * len(token_ids))

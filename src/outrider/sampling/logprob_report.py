@@ -25,17 +25,25 @@ class LogprobReport:
     ranks: Tensor
 
     @classmethod
-    def of(cls, logprobs: Tensor, token_ids: Tensor, num_top: int) -> LogprobReport:
+    def of(
+        cls, logprobs: Tensor, token_ids: Tensor, num_top: int, known_ids: Tensor | None = None
+    ) -> LogprobReport:
         """Looks up and ranks; of equals the lowest id comes first.
 
         Args:
-            logprobs: [N, V] float. Ids that no token has are left out beforehand.
+            logprobs: [N, V] float.
             token_ids: [N] int64; what stands for no token is looked up as id 0.
-            num_top: M, cut to V.
+            num_top: M, at most as many as there are ids.
+            known_ids: [A] int64, ascending: those that may be listed and count in a rank, or None
+                for all.
         """
         own_ids = token_ids.clamp(min=0).unsqueeze(-1)
         own = logprobs.gather(-1, own_ids)
-        top, top_ids = _likeliest(logprobs, min(num_top, logprobs.shape[-1]))
+        if known_ids is not None:
+            logprobs = logprobs[:, known_ids]
+        top, top_ids = _likeliest(logprobs, num_top)
+        if known_ids is not None:
+            top_ids = known_ids[top_ids]
         return cls(
             torch.cat([own_ids, top_ids], -1),
             torch.cat([own, top], -1),
@@ -66,10 +74,11 @@ def raw_logprobs(logits: Tensor) -> Tensor:
     return logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
 
 
-def num_reported(wanted: int | None, num_allowed_tokens: int) -> int:
+def num_reported(wanted: int | None, vocab_size: int, known_ids: Tensor | None) -> int:
     """How many of the likeliest tokens are reported: as many as asked for, -1 is all there are."""
     assert wanted is not None, "who asks names a number"
-    return num_allowed_tokens if wanted < 0 else min(wanted, num_allowed_tokens)
+    num_known = vocab_size if known_ids is None else known_ids.shape[0]
+    return num_known if wanted < 0 else min(wanted, num_known)
 
 
 def _likeliest(logprobs: Tensor, num_top: int) -> tuple[Tensor, Tensor]:

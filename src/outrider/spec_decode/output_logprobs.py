@@ -49,8 +49,8 @@ class OutputLogprobs:
     ) -> OutputLogprobs | None:
         """Computes what is asked for, None where nobody asks.
 
-        Ids that are padding of the vocabulary stand in no list and in no rank; the raw law of the
-        model has its mass on them as well.
+        Ids that no token has stand in no list and in no rank; the raw law of the model has its mass
+        on them as well.
 
         Args:
             windows: b of them.
@@ -62,8 +62,8 @@ class OutputLogprobs:
         asking = [i for i, p in enumerate(params) if p.logprobs is not None]
         if not asking:
             return None
-        num_allowed = defaults.num_allowed_tokens
-        num_top = [num_reported(params[i].logprobs, num_allowed) for i in asking]
+        known_ids = defaults.known_ids
+        num_top = [num_reported(params[i].logprobs, logits.shape[-1], known_ids) for i in asking]
         index = torch.tensor(asking, device=logits.device)
         rows = windows.rows[index].flatten()
         width = windows.rows.shape[1]
@@ -75,9 +75,8 @@ class OutputLogprobs:
                 windows.gathered.params.rows(index.repeat_interleave(width)),
                 windows.padded_processors(asking),
             )
-        report = LogprobReport.of(
-            logprobs[:, :num_allowed], output_token_ids[index].flatten(), max(num_top)
-        )
+        token_ids = output_token_ids[index].flatten()
+        report = LogprobReport.of(logprobs, token_ids, max(num_top), known_ids)
         return cls(asking, num_top, report, width)
 
     def to_host(self, num_windows: int) -> list[list[TokenLogprobs] | None]:

@@ -48,6 +48,12 @@ class SamplingDefaults:
         mask[sorted(self.missing_ids)] = False
         return mask
 
+    @cached_property
+    def known_ids(self) -> Tensor | None:
+        """[A] int64, the ids that may be drawn, ascending; None where that is every id."""
+        mask = self.allowed_mask
+        return None if mask is None else mask.nonzero().squeeze(-1)
+
     def rule(self, request: Request) -> RejectionSampleMethod:
         """The rule a request is verified with."""
         return request.params.rejection_sample_method or self.rejection_sample_method
