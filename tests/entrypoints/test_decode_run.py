@@ -58,6 +58,35 @@ def test_results_and_pieces_in_the_order_of_the_prompts(tokenizer: Tokenizer) ->
     assert run.speed.num_tokens == 7
 
 
+def test_of_several_completions_the_first_is_told(tokenizer: Tokenizer) -> None:
+    a, b = tokenizer.encode("a"), tokenizer.encode("b")
+    steps: list[Any] = [
+        [emit(0, a), emit(2, b)],
+        [emit(1, b), emit(0, a), emit(2, b)],
+        [emit(0, a, "length"), emit(1, b)],
+        [emit(2, a, "length"), emit(1, b, "length")],
+    ]
+    engine = ScriptedEngine(tokenizer, steps)
+    pieces: list[tuple[int, str]] = []
+    ended: list[tuple[int, int]] = []
+    run = DecodeRun(
+        engine,  # type: ignore[arg-type]
+        lambda i, text: pieces.append((i, text)),
+        lambda i: ended.append((i, len(engine.steps))),
+    )
+    params = [SamplingParams(n=2, output_kind="delta"), SamplingParams(output_kind="delta")]  # type: ignore[arg-type]
+    first, second = run.run(prompts(2), params)
+    assert pieces == [(0, "a"), (1, "b"), (0, "a"), (1, "b"), (0, "a"), (1, "a")]
+    # A prompt has ended with the last of its completions.
+    assert sorted(ended) == [(0, 0), (1, 0)]
+    # Results are whole, whatever kind of output was asked for.
+    assert [one.text for one in first.outputs] == ["aaa", "bbb"]
+    assert [one.text for one in second.outputs] == ["bba"]
+    # The second step holds the first token of the second completion.
+    assert run.speed.num_tokens == 4
+    assert run.metrics.num_emitted_tokens == 9
+
+
 def test_the_stop_token_is_no_text(tokenizer: Tokenizer) -> None:
     a, b = tokenizer.encode("a"), tokenizer.encode("b")
     last = emit(0, a + b, "stop", drafts=1, accepted=1, stop_reason=b[0])
