@@ -80,9 +80,9 @@ def test_bytes(dtype: torch.dtype) -> None:
     spec = GroupSpec("index", True, 3, (KEYS, POOLED), ratio=4)
     group = CacheGroup(spec, 24, dtype, CPU)
     assert group.num_bytes == sum(t.numel() for t in group.tensors.values()) * dtype.itemsize
-    # A slot is charged its share of what several share, rounded down.
-    exact = group.num_bytes / 24
-    assert exact - 1 < spec.bytes_per_slot(dtype) <= exact
+    assert spec.num_bytes(24, dtype) == group.num_bytes
+    # What four slots share is counted once.
+    assert spec.num_bytes(4, dtype) * 6 == group.num_bytes
 
 
 def test_clearing_slots() -> None:

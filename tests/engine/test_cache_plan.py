@@ -1,19 +1,58 @@
 """How the caches are sized, and what is said when they cannot be."""
 
+import re
+
 import pytest
 
 from outrider.engine import cache_plan
 from outrider.errors import ConfigError, RequestError
-from tests.tiny_engine import greedy, make_engine, tiny_model
+from tests.tiny_engine import Job, decode, decode_alone, greedy, make_engine, tiny_model
 
 
 def test_every_request_at_full_length_finds_room() -> None:
     engine = make_engine(tiny_model(), 3, max_model_len=100, max_num_seqs=3, block_size=8)
     assert engine.cache_plan.num_blocks == 3 * 13
-    assert engine.cache_manager.num_bytes() >= (
-        engine.cache_plan.num_blocks * engine.cache_plan.bytes_per_block
-        + 3 * engine.cache_plan.state_bytes_per_request
-    )
+    # The null block comes on top.
+    plan = engine.cache_plan
+    blocks, states = 40 * plan.bytes_per_block, 3 * plan.state_bytes_per_request
+    assert plan.num_bytes == engine.cache_manager.num_bytes() == blocks + states
+    assert plan.bytes_per_full_request == blocks // 40 * 13 + states // 3
+
+
+@pytest.mark.parametrize("options", [{}, {"kv_cache_memory": 30_000}, {"max_num_seqs": 1}])
+@pytest.mark.parametrize("k", [0, 3])
+def test_the_plan_is_told_in_one_line(
+    k: int, options: dict[str, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "outrider")
+    plan = make_engine(tiny_model(), k, max_model_len=100, **options).cache_plan
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message == plan.summary()
+    assert len(message) < 180
+    for number in (plan.num_blocks, plan.block_size, plan.max_num_seqs, plan.max_model_len):
+        assert re.search(rf"\b{number}\b", message)
+    for amount in (
+        plan.num_bytes,
+        plan.bytes_per_block,
+        plan.state_bytes_per_request,
+        plan.bytes_per_full_request,
+    ):
+        assert f"{amount / 1024:.1f} KiB" in message
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1 << 20, "1.0 MiB"),
+        (3 << 29, "1.5 GiB"),
+        (1 << 51, "2048.0 TiB"),
+    ],
+)
+def test_bytes_that_can_be_read(amount: int, text: str) -> None:
+    assert cache_plan._readable(amount) == text
 
 
 def test_kv_cache_memory_is_in_bytes_of_all_paged_groups() -> None:
@@ -28,8 +67,24 @@ def test_kv_cache_memory_is_in_bytes_of_all_paged_groups() -> None:
 
 
 def test_less_than_a_block() -> None:
-    with pytest.raises(ConfigError, match="kv_cache_memory 10 is less than one block"):
+    with pytest.raises(ConfigError, match="kv_cache_memory 10 is less than one block of 8 tokens"):
         make_engine(tiny_model(), 3, kv_cache_memory=10)
+
+
+@pytest.mark.parametrize("block_size", [1 << 40, 10**15])
+def test_blocks_that_are_too_large(block_size: int) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=rf"block_size {block_size} makes blocks of \d+ bytes, and \d+ are usable: lower it",
+    ):
+        make_engine(tiny_model(), 3, block_size=block_size)
+
+
+def test_a_block_may_be_longer_than_any_request() -> None:
+    engine = make_engine(tiny_model(), 3, block_size=64, max_model_len=20, max_num_seqs=2)
+    assert engine.cache_plan.num_blocks == 2
+    results = decode(engine, [Job([1, 5, 9], greedy(17))])
+    assert results[0].token_ids == decode_alone(tiny_model(), Job([1, 5, 9], greedy(17))).token_ids
 
 
 def test_block_size_and_indexer() -> None:
@@ -39,7 +94,8 @@ def test_block_size_and_indexer() -> None:
 
 def test_memory_that_holds_no_request_of_full_length(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_engine(tiny_model(), max_model_len=96).cache_plan
-    enough = plan.state_bytes_per_request * plan.max_num_seqs + 5 * plan.bytes_per_block
+    # Five blocks, and the one that belongs to nobody.
+    enough = plan.state_bytes_per_request * plan.max_num_seqs + 6 * plan.bytes_per_block
     monkeypatch.setattr(cache_plan, "available_memory", lambda _: int(enough / 0.8) + 1)
     with pytest.raises(
         ConfigError, match=r"max_model_len 96 does not fit .* lower it to 40 at most"

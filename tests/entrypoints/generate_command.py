@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.entrypoints.cli import main
+from tests.entrypoints.plan_line import without_plan
 
 
 class Generate:
@@ -17,11 +18,11 @@ class Generate:
         self.capsys = capsys
 
     def __call__(self, *arguments: str) -> tuple[str, str]:
-        """What it wrote to stdout and stderr."""
+        """What it wrote to stdout and stderr, but for what the caches take."""
         model = ("--model", str(self.model_dir), "--max-tokens", "6")
         assert main(["generate", *model, *arguments]) == 0
         captured = self.capsys.readouterr()
-        return captured.out, captured.err
+        return captured.out, without_plan(captured.err)
 
     def json(self, *arguments: str) -> dict[str, Any]:
         out, err = self(*arguments, "--json")

@@ -68,14 +68,14 @@ class GroupSpec:
     ratio: int = 0
     dense_limit: int = 0
 
-    def bytes_per_slot(self, dtype: torch.dtype) -> int:
-        """Bytes of one token (paged) or one request (state), over all layers."""
+    def num_bytes(self, num_slots: int, dtype: torch.dtype) -> int:
+        """Bytes of so many tokens (paged) or requests (state), over all layers."""
         total = 0
         for tensor in self.tensors:
-            size = self.num_layers * dtype.itemsize
+            size = self.num_layers * dtype.itemsize * (num_slots // tensor.tokens_per_slot)
             for extent in tensor.shape:
                 size *= extent
-            total += size // tensor.tokens_per_slot
+            total += size
         return total
 
 

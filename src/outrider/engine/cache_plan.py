@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from outrider.cache.cache_manager import CacheManager
@@ -47,13 +47,37 @@ class CachePlan:
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block in all paged groups together."""
-        per_token = sum(s.bytes_per_slot(self.dtype) for s in self.specs if s.is_paged)
-        return per_token * self.block_size
+        return sum(s.num_bytes(self.block_size, self.dtype) for s in self.specs if s.is_paged)
 
     @property
     def state_bytes_per_request(self) -> int:
         """Bytes of one request's recurrent states."""
-        return sum(s.bytes_per_slot(self.dtype) for s in self.specs if not s.is_paged)
+        return sum(s.num_bytes(1, self.dtype) for s in self.specs if not s.is_paged)
+
+    @property
+    def bytes_per_full_request(self) -> int:
+        """Bytes of a request of max_model_len: its blocks and its states."""
+        return self.num_blocks_per_request * self.bytes_per_block + self.state_bytes_per_request
+
+    @property
+    def num_blocks_per_request(self) -> int:
+        """Blocks of a request of max_model_len."""
+        return -(-self.max_model_len // self.block_size)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of everything, the null block that belongs to nobody included."""
+        states = self.max_num_seqs * self.state_bytes_per_request
+        return (self.num_blocks + 1) * self.bytes_per_block + states
+
+    def summary(self) -> str:
+        """What a person wants to know of it, in one line."""
+        return (
+            f"caches: {self.num_blocks} blocks of {self.block_size} tokens at "
+            f"{_readable(self.bytes_per_block)} and states of {self.max_num_seqs} requests at "
+            f"{_readable(self.state_bytes_per_request)}, {_readable(self.num_bytes)} in all; a "
+            f"request of {self.max_model_len} tokens takes {_readable(self.bytes_per_full_request)}"
+        )
 
     def build(self) -> CacheManager:
         """Allocates the caches."""
@@ -82,47 +106,63 @@ def plan_cache(config: EngineConfig, model: Qwen4ExpForCausalLM, max_model_len: 
         )
     weight = model.lm_head.weight
     num_mtp_layers = model.config.mtp_num_hidden_layers if config.uses_mtp else 0
-    specs = cache_specs(model.config, num_mtp_layers, config.num_speculative_tokens)
-    blocks_per_request = -(-max_model_len // config.block_size)
     plan = CachePlan(
-        specs=tuple(specs),
+        specs=tuple(cache_specs(model.config, num_mtp_layers, config.num_speculative_tokens)),
         block_size=config.block_size,
-        num_blocks=blocks_per_request * config.max_num_seqs,
+        num_blocks=0,
         max_num_seqs=config.max_num_seqs,
         max_model_len=max_model_len,
         num_pending_rows=config.num_speculative_tokens,
         dtype=weight.dtype,
         device=weight.device,
     )
+    # More than all requests at full length can need is of no use.
+    plan = replace(plan, num_blocks=plan.num_blocks_per_request * plan.max_num_seqs)
     if config.kv_cache_memory is not None:
         num_blocks = config.kv_cache_memory // max(plan.bytes_per_block, 1)
-        plan = _with_blocks(plan, min(num_blocks, plan.num_blocks))
-        if not plan.num_blocks:
+        if not num_blocks:
             raise ConfigError(
-                f"kv_cache_memory {config.kv_cache_memory} is less than one block, "
-                f"{plan.bytes_per_block} bytes"
+                f"kv_cache_memory {config.kv_cache_memory} is less than one block of "
+                f"{plan.block_size} tokens, {plan.bytes_per_block} bytes"
             )
+        plan = replace(plan, num_blocks=min(num_blocks, plan.num_blocks))
     at_hand = available_memory(plan.device)
     if at_hand is None:
         return plan
     available = int(at_hand * _USABLE_SHARE)
-    states = plan.state_bytes_per_request * plan.max_num_seqs
     if config.kv_cache_memory is None:
-        affordable = max(available - states, 0) // max(plan.bytes_per_block, 1)
-        plan = _with_blocks(plan, min(plan.num_blocks, affordable))
-        if 0 < plan.num_blocks < blocks_per_request:
-            raise ConfigError(
-                f"max_model_len {max_model_len} does not fit into the memory at hand: lower it to "
-                f"{plan.num_blocks * plan.block_size} at most, or max_num_seqs"
-            )
-    needed = states + plan.bytes_per_block * plan.num_blocks
-    if needed > available or not plan.num_blocks:
+        plan = _affordable(plan, available)
+    if plan.num_bytes > available:
         raise ConfigError(
-            f"the caches need {needed} bytes, {available} are usable: lower max_num_seqs, "
+            f"the caches need {plan.num_bytes} bytes, {available} are usable: lower max_num_seqs, "
             "max_model_len or kv_cache_memory"
         )
     return plan
 
 
-def _with_blocks(plan: CachePlan, num_blocks: int) -> CachePlan:
-    return CachePlan(**{**plan.__dict__, "num_blocks": num_blocks})
+def _affordable(plan: CachePlan, available: int) -> CachePlan:
+    """The plan with as many of its blocks as so many bytes hold."""
+    states = plan.max_num_seqs * plan.state_bytes_per_request
+    num_blocks = max(available - states, 0) // max(plan.bytes_per_block, 1) - 1
+    if num_blocks < 1 and states <= available and plan.block_size > plan.max_model_len:
+        raise ConfigError(
+            f"block_size {plan.block_size} makes blocks of {plan.bytes_per_block} bytes, and "
+            f"{available} are usable: lower it, a request has {plan.max_model_len} tokens at most"
+        )
+    if 0 < num_blocks < plan.num_blocks_per_request:
+        raise ConfigError(
+            f"max_model_len {plan.max_model_len} does not fit into the memory at hand: lower it to "
+            f"{num_blocks * plan.block_size} at most, or max_num_seqs"
+        )
+    # Without room for a single block the caller tells what all of them need.
+    return plan if num_blocks < 1 else replace(plan, num_blocks=min(num_blocks, plan.num_blocks))
+
+
+def _readable(num_bytes: int) -> str:
+    """Bytes in the largest unit of which there is at least one."""
+    amount, unit = float(num_bytes), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from outrider.outputs import StepOutput
     from outrider.sampling_params import SamplingParams
     from outrider.spec_decode.metrics import SpecDecodeMetrics
+
+logger = logging.getLogger(__name__)
 
 
 class EngineCore:
@@ -119,6 +122,7 @@ class LLMEngine(EngineCore):
             self._seeds = random.Random(config.seed % (1 << 64))
         self.cache_plan = plan_cache(config, model, self.max_model_len)
         cache_manager = self.cache_plan.build()
+        logger.info("%s", self.cache_plan.summary())
         self.sampling_defaults = defaults = SamplingDefaults(
             config.rejection_sample_method,
             model.config.vocab_size,

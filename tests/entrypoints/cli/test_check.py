@@ -9,6 +9,7 @@ import pytest
 from outrider.engine.engine import LLMEngine
 from outrider.entrypoints.cli import main
 from outrider.outputs import StepOutput
+from tests.entrypoints.plan_line import PLAN_LINE
 
 KEYS = ["prompts", "k", "mismatches", "near_ties", "mean_acceptance_length"]
 
@@ -58,7 +59,7 @@ def test_passes(
     given = ("--prompts", prompts_file, "-k", "1,3-4", "--dtype", dtype)
     assert main(arguments(model_dir, *given, "--json")) == 0
     captured = capsys.readouterr()
-    assert captured.err == ""
+    assert PLAN_LINE.fullmatch(captured.err), "what the caches take, and nothing else"
     report = json.loads(captured.out)
     assert list(report) == KEYS
     assert report == {

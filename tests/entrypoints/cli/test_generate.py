@@ -14,6 +14,7 @@ from outrider.engine.engine import LLMEngine
 from outrider.entrypoints.cli import main
 from outrider.outputs import StepOutput
 from tests.entrypoints.generate_command import Generate
+from tests.entrypoints.plan_line import PLAN_LINE, without_plan
 
 STATS = [
     "num_drafts",
@@ -49,6 +50,19 @@ def test_json(generate: Generate, llm: LLM) -> None:
     assert value["stats"]["num_drafts"] > 0
     assert len(value["stats"]["num_accepted_tokens_per_pos"]) == 3
     assert value["stats"]["decode_tokens_per_s"] > 0
+
+
+def test_what_the_caches_take_is_told_once(
+    model_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On stderr, in one line, before anything else."""
+    given = ["--model", str(model_dir), "--max-tokens", "2", "--max-num-seqs", "3"]
+    assert main(["generate", "a", *given, "--block-size", "32", "--max-model-len", "50"]) == 0
+    told = capsys.readouterr().err
+    assert len(PLAN_LINE.findall(told)) == 1
+    assert told.startswith("caches: 6 blocks of 32 tokens at ")
+    assert "states of 3 requests" in told
+    assert "a request of 50 tokens takes" in told
 
 
 def test_the_text_of_one_prompt_is_streamed(
@@ -205,4 +219,7 @@ def test_a_broken_model_is_told(
     captured = capsys.readouterr()
     reasons = [one["finish_reason"] for one in json.loads(captured.out)["outputs"]]
     assert reasons == ["length", "error"]
-    assert captured.err == "error: the model's probabilities were not finite for prompt 2\n"
+    assert (
+        without_plan(captured.err)
+        == "error: the model's probabilities were not finite for prompt 2\n"
+    )

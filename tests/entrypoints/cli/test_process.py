@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from outrider import __version__
+from tests.entrypoints.plan_line import without_plan
 
 OUTRIDER = [sys.executable, "-m", "outrider"]
 
@@ -22,7 +23,7 @@ def start(*arguments: str, **options: object) -> subprocess.Popen[str]:
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     out, err = process.communicate(timeout=120)
-    return process.returncode, out, err
+    return process.returncode, out, without_plan(err)
 
 
 def test_the_console_script(model_dir: Path) -> None:
@@ -92,7 +93,7 @@ def closed(redirection: str, *arguments: str) -> tuple[int, str, str]:
     """Runs the program from a shell that has closed or redirected one of its streams."""
     command = ["sh", "-c", f'exec "$@" {redirection}', "sh", *OUTRIDER, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return done.returncode, done.stdout, done.stderr
+    return done.returncode, done.stdout, without_plan(done.stderr)
 
 
 def test_streams_that_are_closed(model_dir: Path) -> None:
