@@ -9,6 +9,7 @@ from outrider.config.engine import (
     LogprobsMode,
 )
 from outrider.config.parsing import parse_json_object, parse_size
+from outrider.config.server import ServerConfig
 from outrider.config.speculative import (
     MAX_SPECULATIVE_TOKENS,
     REJECTION_SAMPLE_METHODS,
@@ -33,6 +34,7 @@ __all__ = [
     "LogprobsMode",
     "RejectionSampleMethod",
     "RejectionSamplerConfig",
+    "ServerConfig",
     "SpeculativeConfig",
     "SpeculativeMethod",
     "parse_json_object",
