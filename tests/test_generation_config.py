@@ -42,6 +42,7 @@ def test_fields_become_defaults(tmp_path: Path) -> None:
             max_tokens=33,
             repetition_penalty=1.05,
         ),
+        max_new_tokens=33,
     )
 
 

@@ -34,10 +34,12 @@ class GenerationConfig:
     Attributes:
         eos_token_ids: ids that end an output; empty where the file names none.
         sampling_params: the defaults of a request without parameters.
+        max_new_tokens: what the file says of the output's length; None where it says nothing.
     """
 
     eos_token_ids: tuple[int, ...] = ()
     sampling_params: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int | None = None
 
     @classmethod
     def from_pretrained(cls, model_dir: str | Path) -> GenerationConfig:
@@ -46,7 +48,9 @@ class GenerationConfig:
         if not path.exists():
             return cls()
         values = read_json_object(path)
-        return cls(_eos_token_ids(path, values.get("eos_token_id")), _sampling_params(path, values))
+        params = _sampling_params(path, values)
+        max_new_tokens = None if values.get("max_new_tokens") is None else params.max_tokens
+        return cls(_eos_token_ids(path, values.get("eos_token_id")), params, max_new_tokens)
 
 
 def _eos_token_ids(path: Path, value: object) -> tuple[int, ...]:

@@ -67,6 +67,16 @@ class Scheduler:
         """Whether a step would do anything."""
         return bool(self._requests)
 
+    @property
+    def num_running(self) -> int:
+        """Requests that have a place in the caches."""
+        return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for one."""
+        return len(self._waiting)
+
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._requests
 
