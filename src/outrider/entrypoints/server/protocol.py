@@ -1,0 +1,350 @@
+"""What a body may hold. A field that is unknown or has no effect here is an error that names it.
+
+`RequestBody.parse` reads a body: fields of other servers first, so that the error says that they
+are not supported; then the fields of the class, without converting any value.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+)
+from pydantic.json_schema import WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from outrider.entrypoints.server import limits
+from outrider.entrypoints.server.errors import invalid
+from outrider.entrypoints.server.field_errors import first_error, refuse_unsupported
+
+Prompt = str | list[int]
+
+_TEXT_OR_IDS = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}
+
+
+def _parse_prompts(value: object) -> list[Prompt]:
+    """One or several prompts, each a text or token ids, as a list."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list) and value:
+        if all(_is_id(one) for one in value):
+            return [value]
+        if len(value) > limits.MAX_PROMPTS:
+            raise invalid("prompt", f"prompt has more than {limits.MAX_PROMPTS} entries")
+        is_texts = all(isinstance(one, str) for one in value)
+        if is_texts or all(_is_ids(one) for one in value):
+            return value
+    raise invalid(
+        "prompt",
+        "prompt must be a text, a list of token ids, or a list of texts or of lists of token ids, "
+        "none of them an empty list",
+    )
+
+
+def _is_id(value: object) -> bool:
+    return type(value) is int
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(_is_id, value))
+
+
+def _check_no(value: bool) -> bool:
+    if value:
+        raise PydanticCustomError("no", "must be false: this server does not do that")
+    return value
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _as_parts(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+Name = Annotated[str, Field(max_length=limits.MAX_NAME_LENGTH)]
+# A switch of other servers that can only be off.
+No = Annotated[bool, AfterValidator(_check_no)]
+Count = Annotated[int, Field(ge=-limits.MAX_COUNT, le=limits.MAX_COUNT)]
+NotNegative = Annotated[int, Field(ge=0, le=limits.MAX_COUNT)]
+Prompts = Annotated[
+    list[Prompt],
+    PlainValidator(_parse_prompts),
+    WithJsonSchema(
+        {"oneOf": [*_TEXT_OR_IDS["oneOf"], {"type": "array", "items": _TEXT_OR_IDS, "minItems": 1}]}
+    ),
+]
+_Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
+Stops = Annotated[
+    list[_Stop],
+    Field(max_length=limits.MAX_STOPS),
+    BeforeValidator(_as_list, json_schema_input_type=_Stop | list[_Stop]),
+]
+BadWord = Annotated[str, Field(min_length=1, max_length=limits.MAX_BAD_WORD_LENGTH)]
+MetadataText = Annotated[str, Field(max_length=limits.MAX_METADATA_LENGTH)]
+
+
+class RequestBody(BaseModel):
+    """A body; `UNSUPPORTED` names fields of other servers, with the values that ask for nothing."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, frozen=True)
+    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {}
+
+    model: Name | None = None
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> Self:
+        """Read a body.
+
+        Raises:
+            ApiError: the first field that is wrong.
+        """
+        refuse_unsupported("", body, cls.UNSUPPORTED)
+        kept = {name: value for name, value in body.items() if name not in cls.UNSUPPORTED}
+        messages = kept.get("messages")
+        if "messages" in cls.model_fields and isinstance(messages, list):
+            kept["messages"] = [_message(f"messages[{i}].", one) for i, one in enumerate(messages)]
+        try:
+            return cls.model_validate(kept)
+        except ValidationError as error:
+            raise first_error(error, body, cls.model_fields) from None
+
+
+class StreamOptions(BaseModel):
+    """How a stream is written."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+    # Of OpenAI and vLLM: what is false asks for nothing.
+    include_obfuscation: No = False
+    continuous_usage_stats: No = False
+
+
+class GenerationBody(RequestBody):
+    """Fields that completions and chat completions share."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
+        "add_special_tokens": (True,),
+        "allowed_token_ids": (),
+        "cache_salt": (),
+        "early_stopping": (False,),
+        "guided_choice": (),
+        "guided_grammar": (),
+        "guided_json": (),
+        "guided_regex": (),
+        "kv_transfer_params": (),
+        "length_penalty": (1, 1.0),
+        "logits_processors": ([],),
+        "priority": (0,),
+        "prompt_embeds": (),
+        "request_id": (),
+        "response_format": ({"type": "text"},),
+        "spaces_between_special_tokens": (True,),
+        "structured_outputs": (),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+        "vllm_xargs": ({},),
+    }
+
+    n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
+    max_tokens: NotNegative | None = None
+    min_tokens: NotNegative | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=limits.MAX_LOGIT_BIAS)] | None = None
+    stop: Stops | None = None
+    stop_token_ids: (
+        Annotated[list[NotNegative], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Field(max_length=limits.MAX_BAD_WORDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: NotNegative | None = None
+    num_speculative_tokens: NotNegative | None = None
+    rejection_sample_method: Literal["standard", "block", "coupled"] | None = None
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_spec_decode_stats: bool | None = None
+
+    # What clients of OpenAI send that changes no answer.
+    user: Name | None = None
+    safety_identifier: Name | None = None
+    prompt_cache_key: Name | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    store: No | None = None
+    metadata: (
+        Annotated[dict[MetadataText, MetadataText], Field(max_length=limits.MAX_METADATA)] | None
+    ) = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def check_stream(self) -> None:
+        """Refuse what does not go with a stream, and what does not go without."""
+        if self.stream_options is not None and not self.stream:
+            raise invalid("stream_options", "stream_options needs stream true")
+        if self.prompt_logprobs is not None and self.stream:
+            raise invalid("prompt_logprobs", "prompt_logprobs does not go with stream true")
+
+
+class CompletionBody(GenerationBody):
+    """The body of /v1/completions."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
+        **GenerationBody.UNSUPPORTED,
+        "suffix": ("",),
+    }
+
+    prompt: Prompts
+    echo: bool | None = None
+    logprobs: NotNegative | None = None
+    best_of: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
+
+    def check(self) -> None:
+        """Refuse what contradicts itself."""
+        self.check_stream()
+        if self.best_of not in (None, self.n or 1):
+            raise invalid(
+                "best_of",
+                f"best_of must be n ({self.n or 1}) or left out: every completion is returned, "
+                f"got {self.best_of}",
+            )
+        if self.max_tokens == 0 and not self.echo:
+            raise invalid("max_tokens", "max_tokens 0 needs echo true")
+
+
+class TextPart(BaseModel):
+    """A part of a message; there are none but texts."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "name": (),
+        "reasoning": (),
+        "reasoning_content": (),
+        "refusal": (),
+        "tool_call_id": (),
+        "tool_calls": ([],),
+    }
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[
+        list[TextPart],
+        Field(max_length=limits.MAX_CONTENT_PARTS),
+        BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart]),
+    ]
+
+
+class ChatBody(GenerationBody):
+    """The body of /v1/chat/completions."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
+        **GenerationBody.UNSUPPORTED,
+        "add_generation_prompt": (True,),
+        "audio": (),
+        "best_of": (1,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "documents": ([],),
+        "echo": (False,),
+        "function_call": ("none",),
+        "functions": ([],),
+        "include_reasoning": (True,),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "reasoning_effort": ("none",),
+        "tool_choice": ("none",),
+        "tools": ([],),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
+    max_completion_tokens: NotNegative | None = None
+    logprobs: bool | None = None
+    top_logprobs: NotNegative | None = None
+
+    def check(self) -> None:
+        """Refuse what contradicts itself."""
+        self.check_stream()
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) == 0:
+                raise invalid(name, f"{name} must be 1 or more, got 0")
+        limits_given = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits_given) > 1:
+            raise invalid(
+                "max_completion_tokens",
+                "max_tokens and max_completion_tokens are the same: give one of the two",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("top_logprobs", "top_logprobs needs logprobs true")
+
+
+def _message(where: str, message: object) -> object:
+    """A message without the fields that ask for nothing; an assistant's content may be null."""
+    if not isinstance(message, dict):
+        return message
+    refuse_unsupported(where, message, ChatMessage.UNSUPPORTED)
+    kept = {name: value for name, value in message.items() if name not in ChatMessage.UNSUPPORTED}
+    if kept.get("content", "") is None and kept.get("role") == "assistant":
+        kept["content"] = ""
+    return kept
+
+
+class TokenizeBody(RequestBody):
+    """The body of /tokenize: a prompt, or messages as the model would read them."""
+
+    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
+        "add_special_tokens": (True,),
+        "add_generation_prompt": (True,),
+        "chat_template": (),
+        "chat_template_kwargs": ({},),
+        "continue_final_message": (False,),
+        "tools": ([],),
+    }
+
+    prompt: str | None = None
+    messages: (
+        Annotated[list[ChatMessage], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None
+    ) = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(RequestBody):
+    """The body of /detokenize."""
+
+    tokens: list[NotNegative]

@@ -1,0 +1,162 @@
+"""Runs the server until a signal ends it: first politely, at the deadline by force."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.entrypoints.async_llm import AsyncLLM
+from outrider.entrypoints.chat_renderer import ChatRenderer
+from outrider.entrypoints.server.app import Api, ServedModel, build_app
+from outrider.entrypoints.server.engine_client import AsyncLLMClient
+from outrider.entrypoints.server.gate import Gate
+from outrider.errors import ConfigError
+from outrider.generation_config import GenerationConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from outrider.config import ServerConfig
+
+logger = logging.getLogger(__name__)
+
+# Past the deadline, for the answers to aborted requests to go out.
+_LAST_WORDS_S = 5
+_KEEP_ALIVE_S = 30
+
+
+def serve(config: ServerConfig, engine_options: dict[str, Any]) -> None:
+    """Loads a checkpoint and serves it until SIGINT or SIGTERM.
+
+    Args:
+        config: how to listen.
+        engine_options: those of `AsyncLLM`.
+
+    Raises:
+        OutriderError: an option or the checkpoint cannot be used, or the address is taken.
+    """
+    # Before the checkpoint is loaded, which takes longer.
+    listener = listen(config)
+    with listener:
+        model = engine_options.get("model")
+        model_dir = BUNDLED_MODEL_DIR if model is None else Path(model)
+        llm = AsyncLLM(**engine_options)
+        try:
+            config = config.with_model_name("outrider" if model is None else model_dir.name)
+            api = Api(AsyncLLMClient(llm), served_model(llm, model_dir), config)
+            server = Server(api, config)
+            logger.info("serving %s on %s", config.served_model_name[0], _url(listener))
+            asyncio.run(server.serve(sockets=[listener]))
+        finally:
+            llm.shutdown()
+
+
+def served_model(llm: AsyncLLM, model_dir: Path) -> ServedModel:
+    """What the server needs to know of the checkpoint behind an engine."""
+    engine = llm.llm_engine
+    return ServedModel(
+        tokenizer=engine.tokenizer,
+        model_dir=model_dir,
+        chat_renderer=ChatRenderer(engine.tokenizer, model_dir),
+        default_params=llm.get_default_sampling_params(),
+        max_new_tokens=GenerationConfig.from_pretrained(model_dir).max_new_tokens,
+        max_model_len=engine.max_model_len,
+        max_num_seqs=engine.config.max_num_seqs,
+        max_logprobs=engine.config.max_logprobs,
+    )
+
+
+def listen(config: ServerConfig) -> socket.socket:
+    """The socket of the server, bound to its address.
+
+    Raises:
+        ConfigError: the address is taken, or not of this machine.
+    """
+    try:
+        found = socket.getaddrinfo(
+            config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        family, _, _, _, address = found[0]
+        return socket.create_server(address[:2], family=family, backlog=2048)
+    except OSError as error:
+        raise ConfigError(
+            f"host {config.host}, port {config.port}: {error.strerror or error}"
+        ) from None
+
+
+class Server(uvicorn.Server):
+    """uvicorn, which at its end aborts what still runs at the deadline.
+
+    Args:
+        api: what is served.
+        config: how.
+    """
+
+    def __init__(self, api: Api, config: ServerConfig) -> None:
+        super().__init__(
+            uvicorn.Config(
+                Gate(build_app(api), config),
+                # Its own lines are left to the program's logging.
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                lifespan="off",
+                proxy_headers=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=config.shutdown_timeout_s + _LAST_WORDS_S,
+            )
+        )
+        self._serving = api.serving
+        self._deadline_s = config.shutdown_timeout_s
+        self._hurry = asyncio.Event()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accepts nothing more, waits for what runs, and aborts it at the deadline."""
+        self._serving.is_draining = True
+        aborting = asyncio.create_task(self._abort_at_deadline())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            aborting.cancel()
+            with suppress(asyncio.CancelledError):
+                await aborting
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Ends at a signal with exit code 0; at a second one without waiting for the deadline."""
+        signals = (signal.SIGINT, signal.SIGTERM)
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in signals:
+            loop.add_signal_handler(number, self._on_signal)
+        try:
+            yield
+        finally:
+            for number in signals:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self) -> None:
+        if self.should_exit:
+            self._hurry.set()
+        self.should_exit = True
+
+    async def _abort_at_deadline(self) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), self._deadline_s)
+        await self._serving.abort_all()
+
+
+def _url(listener: socket.socket) -> str:
+    host, port, *_ = listener.getsockname()
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,61 @@
+"""A server on a port of its own, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outrider.config import ServerConfig
+from outrider.entrypoints.server.app import Api, ServedModel
+from outrider.entrypoints.server.run import Server, listen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from outrider.entrypoints.server.engine_client import EngineClient
+
+
+@dataclass
+class RunningServer:
+    """A server that listens.
+
+    Attributes:
+        url: where it does.
+        server: that runs.
+        thread: in which it runs.
+    """
+
+    url: str
+    server: Server
+    thread: threading.Thread
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def stop(self) -> None:
+        """Ends it as a signal does, and waits for that."""
+        self.server._on_signal()
+        self.thread.join(20)
+        assert not self.thread.is_alive(), "the server did not end"
+
+
+@contextmanager
+def running_server(
+    llm: EngineClient, model: ServedModel, config: ServerConfig | None = None
+) -> Iterator[RunningServer]:
+    """Runs a server; at the end it has ended."""
+    config = (config or ServerConfig(port=0)).with_model_name("tiny")
+    with listen(config) as listener:
+        server = Server(Api(llm, model, config), config)
+        work = server.serve(sockets=[listener])
+        thread = threading.Thread(target=lambda: asyncio.run(work), daemon=True)
+        thread.start()
+        running = RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", server, thread)
+        try:
+            yield running
+        finally:
+            running.stop()
