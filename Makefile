@@ -1,6 +1,6 @@
 # Every target calls a script, so that people, pre-commit and CI run the same thing.
 .DEFAULT_GOAL := help
-.PHONY: help venv run test check verify bench clean
+.PHONY: help venv run serve test check verify bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
@@ -10,6 +10,9 @@ venv: ## make .venv with the package and the tools; instant when nothing changed
 
 run: ## decode three prompts with the bundled checkpoint, drafts on, and print the figures
 	@scripts/run
+
+serve: ## serve the bundled checkpoint with the OpenAI API on 127.0.0.1:8000
+	@scripts/serve
 
 test: ## run the tests (minutes)
 	@scripts/test

@@ -9,6 +9,7 @@ import typer
 from outrider.entrypoints.cli.check import check
 from outrider.entrypoints.cli.generate import generate
 from outrider.entrypoints.cli.run import EXIT_ERROR, make_app, run
+from outrider.entrypoints.cli.serve import serve
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 app = make_app("outrider")
 app.command()(generate)
 app.command()(check)
+app.command()(serve)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -10,9 +10,8 @@ import typer
 
 from outrider.config import EngineConfig
 from outrider.entrypoints.cli.options import (
-    DEFAULT_NUM_SPECULATIVE_TOKENS,
     Options,
-    speculative_options,
+    take_speculative_options,
     takes_engine_options,
     takes_sampling_options,
 )
@@ -70,7 +69,7 @@ def generate(
     _check_sampling_options(sampling_options, is_json)
     EngineConfig.from_kwargs(**engine_options)
     inputs = read_prompts(prompts or [], prompts_file)
-    speculative = _speculative_config(num_speculative_tokens, engine_options)
+    speculative = take_speculative_options(num_speculative_tokens, engine_options)
     from outrider.entrypoints.decode_run import DecodeRun
     from outrider.entrypoints.llm import LLM
 
@@ -90,6 +89,7 @@ def generate(
     return _exit_code(outputs)
 
 
+<<<<<<< HEAD
 def _check_sampling_options(options: Options, is_json: bool) -> None:
     SamplingParams(**{**DEFAULTS, **options})
     for name in ("logprobs", "prompt_logprobs"):
@@ -110,6 +110,8 @@ def _speculative_config(k: int | None, engine_options: Options) -> Options | Non
     return {"method": "mtp", "num_speculative_tokens": DEFAULT_NUM_SPECULATIVE_TOKENS}
 
 
+=======
+>>>>>>> aed9084 (cli: outrider serve, and make serve)
 def _write(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()

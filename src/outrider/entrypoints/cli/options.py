@@ -7,6 +7,7 @@ import re
 import types
 from dataclasses import fields
 from functools import wraps
+from pathlib import Path
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -24,6 +25,7 @@ from outrider.config import (
     MAX_SPECULATIVE_TOKENS,
     NESTED_OPTIONS,
     EngineConfig,
+    ServerConfig,
     parse_json_object,
 )
 from outrider.errors import ConfigError, shown
@@ -46,6 +48,7 @@ _FLAG_NAMES = {
 # Given as text and parsed by EngineConfig, with what the help shows for the text.
 _TEXT_FIELDS = {
     "kv_cache_memory": "SIZE",
+    "max_body_size": "SIZE",
     "logit_bias": "JSON",
     **dict.fromkeys(NESTED_OPTIONS, "JSON"),
 }
@@ -62,6 +65,11 @@ _FIELDS_ELSEWHERE = {
 def takes_engine_options(command: Callable[..., int]) -> Callable[..., int]:
     """Gives a command a flag for each engine option; it gets those given as `engine_options`."""
     return _with_flags(command, "engine_options", _flags(EngineConfig, {}, "Engine"))
+
+
+def takes_server_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command a flag for each server option; it gets those given as `server_options`."""
+    return _with_flags(command, "server_options", _flags(ServerConfig, {}, "Server"))
 
 
 def takes_sampling_options(
@@ -111,6 +119,24 @@ def speculative_options(k: int | None, text: str | None) -> Options | None:
     return config
 
 
+def take_speculative_options(k: int | None, engine_options: Options) -> Options | None:
+    """How a command drafts: as it was told, else with the head where the checkpoint has one.
+
+    Args:
+        k: drafts per step, None where -k is missing.
+        engine_options: flags of the engine, out of which --speculative-config is taken.
+    """
+    given = speculative_options(k, engine_options.pop("speculative_config", None))
+    if given is not None or k is not None:
+        return given
+    from outrider.bundled import BUNDLED_MODEL_DIR
+    from outrider.models.qwen4_exp.weights import has_mtp
+
+    if not has_mtp(Path(engine_options.get("model") or BUNDLED_MODEL_DIR)):
+        return None
+    return {"method": "mtp", "num_speculative_tokens": DEFAULT_NUM_SPECULATIVE_TOKENS}
+
+
 def _with_flags(
     command: Callable[..., int], name: str, flags: list[inspect.Parameter]
 ) -> Callable[..., int]:
@@ -141,7 +167,7 @@ def _flags(cls: type, defaults: Mapping[str, object], panel: str) -> list[inspec
     flags = []
     for field in fields(cls):
         name = field.name
-        if name in _FIELDS_ELSEWHERE[cls]:
+        if name in _FIELDS_ELSEWHERE.get(cls, ()):
             continue
         default = defaults.get(name, field.default)
         option_name = NESTED_OPTIONS.get(name, name)
