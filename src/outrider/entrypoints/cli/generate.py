@@ -89,7 +89,6 @@ def generate(
     return _exit_code(outputs)
 
 
-<<<<<<< HEAD
 def _check_sampling_options(options: Options, is_json: bool) -> None:
     SamplingParams(**{**DEFAULTS, **options})
     for name in ("logprobs", "prompt_logprobs"):
@@ -97,21 +96,6 @@ def _check_sampling_options(options: Options, is_json: bool) -> None:
             raise RequestError(f"--{name.replace('_', '-')} is printed with --json alone: add it")
 
 
-def _speculative_config(k: int | None, engine_options: Options) -> Options | None:
-    """How to draft; the flag for it is taken out of the engine's options."""
-    given = speculative_options(k, engine_options.pop("speculative_config", None))
-    if given is not None or k is not None:
-        return given
-    from outrider.bundled import BUNDLED_MODEL_DIR
-    from outrider.models.qwen4_exp.weights import has_mtp
-
-    if not has_mtp(Path(engine_options.get("model", BUNDLED_MODEL_DIR))):
-        return None
-    return {"method": "mtp", "num_speculative_tokens": DEFAULT_NUM_SPECULATIVE_TOKENS}
-
-
-=======
->>>>>>> aed9084 (cli: outrider serve, and make serve)
 def _write(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
