@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,19 +27,27 @@ class RunningServer:
         url: where it does.
         server: that runs.
         thread: in which it runs.
+        loop: in which it runs.
     """
 
     url: str
     server: Server
     thread: threading.Thread
+    loop: asyncio.AbstractEventLoop
 
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
+    def signal(self) -> None:
+        """What a signal does, in the thread of the event loop, as the handler of a signal runs."""
+        # A loop that is closed has ended already.
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(self.server._on_signal)
+
     def stop(self) -> None:
         """Ends it as a signal does, and waits for that."""
-        self.server._on_signal()
+        self.signal()
         self.thread.join(20)
         assert not self.thread.is_alive(), "the server did not end"
 
@@ -51,10 +60,16 @@ def running_server(
     config = (config or ServerConfig(port=0)).with_model_name("tiny")
     with listen(config) as listener:
         server = Server(Api(llm, model, config), config)
-        work = server.serve(sockets=[listener])
-        thread = threading.Thread(target=lambda: asyncio.run(work), daemon=True)
+        started: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
+
+        async def work() -> None:
+            started.put(asyncio.get_running_loop())
+            await server.serve(sockets=[listener])
+
+        thread = threading.Thread(target=lambda: asyncio.run(work()), daemon=True)
         thread.start()
-        running = RunningServer(f"http://127.0.0.1:{listener.getsockname()[1]}", server, thread)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        running = RunningServer(url, server, thread, started.get(timeout=20))
         try:
             yield running
         finally:

@@ -74,21 +74,19 @@ def test_a_closed_connection_frees_the_blocks(
     wait_until(lambda: engine.scheduler.num_running == 3)
     steps = engine.num_steps
     connection.close()
-    wait_until(lambda: not engine.has_unfinished_requests())
+    pools = [table.pool for table in engine.cache_manager.block_tables.values()]
+    wait_until(lambda: all(pool.num_free == pool.num_blocks - 1 for pool in pools))
     # It ended by the close, long before its 120 tokens.
     assert engine.num_steps - steps < 60
+    wait_until(lambda: not engine.has_unfinished_requests())
     engine.cache_manager.check_integrity()
-    assert all(
-        table.pool.num_free == table.pool.num_blocks - 1
-        for table in engine.cache_manager.block_tables.values()
-    )
 
 
 def test_the_end_waits_for_what_runs_and_refuses_what_is_new() -> None:
     with scripted([None, *HELLO], shutdown_timeout_s=15) as (llm, server):
         connection = open_request(server)
         wait_until(lambda: len(llm.open_ids) == 1)
-        server.server._on_signal()
+        server.signal()
         wait_until(lambda: server.server._serving.is_draining)
         with pytest.raises(ConnectionError):
             socket.create_connection(("127.0.0.1", server.port), timeout=5)
@@ -119,11 +117,9 @@ def test_a_second_signal_does_not_wait_for_the_deadline() -> None:
     with scripted(ENDLESS, shutdown_timeout_s=600) as (llm, server):
         connection = open_request(server)
         wait_until(lambda: len(llm.open_ids) == 1)
-        server.server._on_signal()
+        server.signal()
         wait_until(lambda: server.server._serving.is_draining)
-        loop_safe = server.server._hurry._loop if hasattr(server.server._hurry, "_loop") else None
-        assert loop_safe is not None
-        loop_safe.call_soon_threadsafe(server.server._on_signal)
+        server.signal()
         assert "shutting down" in read_all(connection)
 
 
