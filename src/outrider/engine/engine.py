@@ -331,7 +331,7 @@ class LLMEngine(EngineCore):
         if not params.bad_words:
             return []
         spelled = [
-            self.tokenizer.encode(prefix + word.lstrip())
+            self.tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False)
             for word in params.bad_words
             for prefix in ("", " ")
         ]

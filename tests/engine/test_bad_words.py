@@ -1,0 +1,38 @@
+"""How a bad word is spelled in tokens."""
+
+from itertools import pairwise
+
+import pytest
+from tokenizers.processors import TemplateProcessing
+
+from outrider.tokenizer import Tokenizer
+from tests.piece_tokenizer import piece_tokenizer
+from tests.tiny_engine import VOCAB_SIZE, Job, decode, greedy, make_engine, tiny_model
+
+PIECES = [bytes([value]) for value in range(ord(" "), ord(" ") + VOCAB_SIZE - 1)]
+BOS = "<bos>"
+
+
+def tokenizer_with_bos() -> Tokenizer:
+    """One that begins every text with a token of its own."""
+    tokenizer = piece_tokenizer(PIECES, special=[BOS])
+    tokenizer._backend.post_processor = TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, len(PIECES))]
+    )
+    assert tokenizer.encode("!") == [len(PIECES), 1]
+    return tokenizer
+
+
+@pytest.mark.parametrize("k", [0, 3])
+def test_what_goes_around_every_text_is_no_part_of_a_word(k: int) -> None:
+    engine = make_engine(tiny_model(), k, tokenizer_with_bos())
+    prompt = [5, 9, 23]
+    (plain,) = decode(engine, [Job(prompt, greedy(12))])
+    assert len(plain.text) == 12
+    pairs = [(x, y) for x, y in pairwise(plain.token_ids) if x]
+    for x, y in pairs[:4]:
+        word = (PIECES[x] + PIECES[y]).decode()
+        (got,) = decode(engine, [Job(prompt, greedy(12, bad_words=[word]))])
+        assert (x, y) not in pairwise(got.token_ids)
+        place = plain.token_ids.index(x)
+        assert got.token_ids[: place + 1] == plain.token_ids[: place + 1]
