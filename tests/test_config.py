@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +129,23 @@ def test_a_look_up_needs_no_head() -> None:
     assert not EngineConfig().uses_mtp
 
 
+@pytest.mark.parametrize(
+    ("given", "method"),
+    [
+        ({"method": "mtp"}, "probabilistic"),
+        ({"method": "mtp", "draft_sample_method": "greedy"}, "greedy"),
+        ({"method": "ngram"}, "greedy"),
+        ({"method": "ngram", "draft_sample_method": "greedy"}, "greedy"),
+    ],
+)
+def test_how_drafts_are_drawn(given: Values, method: str) -> None:
+    """The value in the tree is what is done, whoever looks at it."""
+    config = EngineConfig.from_kwargs(speculative_config=given).speculative
+    assert config is not None
+    assert config.draft_sample_method == method
+    assert replace(config, num_speculative_tokens=2).draft_sample_method == method
+
+
 def test_the_dict_given_is_left_as_it_is() -> None:
     speculative = {"num_speculative_tokens": 2, "enforce_eager": True}
     given = dict(speculative)
@@ -231,6 +248,10 @@ BROKEN_SPECULATIVE: list[tuple[object, str]] = [
     (
         {"method": "ngram", "index_share_for_mtp_iteration": True},
         'speculative_config.index_share_for_mtp_iteration belongs to the method "mtp"',
+    ),
+    (
+        {"method": "ngram", "draft_sample_method": "probabilistic"},
+        'speculative_config.draft_sample_method "probabilistic" belongs to the method "mtp"',
     ),
     ({"method": "ngrams"}, 'speculative_config.method must be "mtp" or "ngram", got \'ngrams\''),
     ({"method": "ngram", "prompt_lookup_max": "3"}, "prompt_lookup_max must be an integer 1 or"),

@@ -29,7 +29,8 @@ class SpeculativeConfig:
             the last tokens in what the request has already said and been asked.
         num_speculative_tokens: drafts asked for per step, 1 to 8.
         draft_sample_method: "probabilistic" samples drafts under the request's own parameters,
-            "greedy" takes the likeliest token as a one-hot proposal. A look-up is always one-hot.
+            "greedy" takes the likeliest token as a one-hot proposal. None is "probabilistic" for
+            "mtp"; what "ngram" looks up is "greedy" and nothing else.
         rejection_sample_method: rule at temperature > 0; None leaves the choice to
             `EngineConfig.rejection_sample_method`.
         index_share_for_mtp_iteration: whether the draft steps of one iteration share one choice of
@@ -43,7 +44,7 @@ class SpeculativeConfig:
 
     method: SpeculativeMethod = "mtp"
     num_speculative_tokens: int = 3
-    draft_sample_method: DraftSampleMethod = "probabilistic"
+    draft_sample_method: DraftSampleMethod | None = None
     rejection_sample_method: RejectionSampleMethod | None = None
     index_share_for_mtp_iteration: bool | None = None
     prompt_lookup_max: int | None = None
@@ -51,7 +52,7 @@ class SpeculativeConfig:
     max_model_len: int | None = None
 
     def __post_init__(self) -> None:
-        """Check each field, and fill in the lengths of a look-up."""
+        """Check each field, and fill in what the method leaves open."""
         where = "speculative_config."
         _check_method(self.method)
         check_int(
@@ -61,9 +62,10 @@ class SpeculativeConfig:
             MAX_SPECULATIVE_TOKENS,
             "leave speculative_config out for plain decoding",
         )
-        check_choice(
-            f"{where}draft_sample_method", self.draft_sample_method, get_args(DraftSampleMethod)
-        )
+        if self.draft_sample_method is not None:
+            check_choice(
+                f"{where}draft_sample_method", self.draft_sample_method, get_args(DraftSampleMethod)
+            )
         if self.rejection_sample_method is not None:
             check_choice(
                 f"{where}rejection_sample_method",
@@ -85,9 +87,17 @@ class SpeculativeConfig:
         if self.method != "ngram":
             for name in lookup:
                 raise ConfigError(f'{where}{name} belongs to the method "ngram"')
+            if self.draft_sample_method is None:
+                object.__setattr__(self, "draft_sample_method", "probabilistic")
             return
         if self.index_share_for_mtp_iteration is not None:
             raise ConfigError(f'{where}index_share_for_mtp_iteration belongs to the method "mtp"')
+        if self.draft_sample_method == "probabilistic":
+            raise ConfigError(
+                f'{where}draft_sample_method "probabilistic" belongs to the method "mtp": '
+                "a look-up samples nothing"
+            )
+        object.__setattr__(self, "draft_sample_method", "greedy")
         for name, value in lookup.items():
             check_int(f"{where}{name}", value, 1)
         longest = lookup.get("prompt_lookup_max", lookup.get("prompt_lookup_min"))

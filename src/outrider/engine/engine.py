@@ -373,6 +373,7 @@ def _proposer(
             prompt_lookup_max=longest,
             max_model_len=speculative.max_model_len,
         )
+    assert speculative.draft_sample_method is not None, "the configuration fills it in"
     shares_index = speculative.index_share_for_mtp_iteration
     if shares_index is None:
         shares_index = model.config.index_share_for_mtp_iteration
