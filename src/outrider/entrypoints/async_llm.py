@@ -1,4 +1,4 @@
-"""The Python API for event loops: `AsyncLLM`, with the names and the results of vLLM's."""
+"""The Python API for event loops: `AsyncLLM`, made as `LLM` is; its methods are those of vLLM's."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.chat_template import ChatOptions
-from outrider.config import EngineConfig
-from outrider.engine.engine import LLMEngine
-from outrider.entrypoints.chat_renderer import ChatRenderer
 from outrider.entrypoints.engine_thread import EngineThread
+from outrider.entrypoints.front_end import FrontEnd
 from outrider.entrypoints.output_stream import OutputStream
-from outrider.entrypoints.prompt_encoder import PromptEncoder
 from outrider.errors import RequestError, shown
-from outrider.generation_config import GenerationConfig
 from outrider.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -27,10 +22,9 @@ if TYPE_CHECKING:
     from outrider.entrypoints.chat_renderer import Conversation
     from outrider.entrypoints.prompt_encoder import Prompt
     from outrider.outputs import RequestOutput
-    from outrider.tokenizer import Tokenizer
 
 
-class AsyncLLM:
+class AsyncLLM(FrontEnd):
     """A checkpoint that serves the tasks of event loops, of one after the other or of several.
 
     The engine steps in a thread of its own. It ends with `shutdown`, when the object is collected,
@@ -53,14 +47,7 @@ class AsyncLLM:
         speculative_config: Mapping[str, Any] | str | None = None,
         **engine_options: Any,
     ) -> None:
-        config = EngineConfig.from_kwargs(
-            model=model, speculative_config=speculative_config, **engine_options
-        )
-        self.llm_engine = LLMEngine.from_config(config)
-        model_dir = BUNDLED_MODEL_DIR if config.model is None else config.model
-        self._generation_config = GenerationConfig.from_pretrained(model_dir)
-        self._chat_renderer = ChatRenderer(self.llm_engine.tokenizer, model_dir)
-        self._encoder = PromptEncoder(self.llm_engine.tokenizer)
+        super().__init__(model, speculative_config=speculative_config, **engine_options)
         self._thread = EngineThread(self.llm_engine)
         # The thread holds the engine and not this object, which can so be collected.
         self._stop = weakref.finalize(self, self._thread.stop)
@@ -157,11 +144,3 @@ class AsyncLLM:
     def errored(self) -> bool:
         """Whether an error has ended the engine."""
         return self._thread.cause is not None
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json asks for."""
-        return self._generation_config.sampling_params
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer."""
-        return self.llm_engine.tokenizer

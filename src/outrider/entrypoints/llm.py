@@ -8,28 +8,23 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.chat_template import ChatOptions
-from outrider.config import EngineConfig, SpeculativeConfig
+from outrider.config import SpeculativeConfig
 from outrider.engine.engine import LLMEngine
-from outrider.entrypoints.chat_renderer import ChatRenderer
 from outrider.entrypoints.decode_run import DecodeRun
-from outrider.entrypoints.prompt_encoder import PromptEncoder
+from outrider.entrypoints.front_end import FrontEnd
 from outrider.errors import RequestError, shown
-from outrider.generation_config import GenerationConfig
 from outrider.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from os import PathLike
 
     from outrider.entrypoints.chat_renderer import Conversation
     from outrider.entrypoints.prompt_encoder import EncodedPrompt, Prompt
     from outrider.outputs import RequestOutput
-    from outrider.tokenizer import Tokenizer
 
 
-class LLM:
+class LLM(FrontEnd):
     """A checkpoint, ready to decode.
 
     Without `speculative_config` it decodes plainly (K = 0).
@@ -44,21 +39,6 @@ class LLM:
     Raises:
         OutriderError: an option or the checkpoint cannot be used.
     """
-
-    def __init__(
-        self,
-        model: str | PathLike[str] | None = None,
-        *,
-        speculative_config: Mapping[str, Any] | str | None = None,
-        **engine_options: Any,
-    ) -> None:
-        config = EngineConfig.from_kwargs(
-            model=model, speculative_config=speculative_config, **engine_options
-        )
-        self.llm_engine = LLMEngine.from_config(config)
-        model_dir = BUNDLED_MODEL_DIR if config.model is None else config.model
-        self._generation_config = GenerationConfig.from_pretrained(model_dir)
-        self._chat_renderer = ChatRenderer(self.llm_engine.tokenizer, model_dir)
 
     def generate(
         self,
@@ -129,14 +109,6 @@ class LLM:
         )
         return self._run(encoded, sampling_params, use_tqdm)
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What the checkpoint's generation_config.json asks for."""
-        return self._generation_config.sampling_params
-
-    def get_tokenizer(self) -> Tokenizer:
-        """The checkpoint's tokenizer."""
-        return self.llm_engine.tokenizer
-
     def with_num_speculative_tokens(self, k: int) -> LLM:
         """The same weights with another number of drafts, and with caches of their own.
 
@@ -158,7 +130,7 @@ class LLM:
 
         Errors name the index of the prompt, unless it was given alone.
         """
-        return PromptEncoder(self.get_tokenizer()).encode(prompts)
+        return self._encoder.encode(prompts)
 
     def _run(
         self, encoded: list[EncodedPrompt], sampling_params: object, use_tqdm: bool
