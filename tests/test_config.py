@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
@@ -116,34 +116,6 @@ def test_no_graphs_are_what_there_is(given: object) -> None:
 def test_every_mode_of_graphs_is_refused(mode: str) -> None:
     with pytest.raises(ConfigError, match=f"cudagraph_mode {mode} cannot be honoured"):
         EngineConfig.from_kwargs(compilation_config={"cudagraph_mode": mode})
-
-
-def test_a_look_up_needs_no_head() -> None:
-    given = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}
-    config = EngineConfig.from_kwargs(speculative_config={**given, "prompt_lookup_min": 2})
-    assert config.speculative == SpeculativeConfig(
-        "ngram", 4, prompt_lookup_max=4, prompt_lookup_min=2
-    )
-    assert not config.uses_mtp
-    assert config.num_speculative_tokens == 4
-    assert not EngineConfig().uses_mtp
-
-
-@pytest.mark.parametrize(
-    ("given", "method"),
-    [
-        ({"method": "mtp"}, "probabilistic"),
-        ({"method": "mtp", "draft_sample_method": "greedy"}, "greedy"),
-        ({"method": "ngram"}, "greedy"),
-        ({"method": "ngram", "draft_sample_method": "greedy"}, "greedy"),
-    ],
-)
-def test_how_drafts_are_drawn(given: Values, method: str) -> None:
-    """The value in the tree is what is done, whoever looks at it."""
-    config = EngineConfig.from_kwargs(speculative_config=given).speculative
-    assert config is not None
-    assert config.draft_sample_method == method
-    assert replace(config, num_speculative_tokens=2).draft_sample_method == method
 
 
 def test_the_dict_given_is_left_as_it_is() -> None:
@@ -390,17 +362,3 @@ def test_is_frozen() -> None:
 def test_a_dict_in_place_of_the_object_says_where_dicts_go() -> None:
     with pytest.raises(ConfigError, match="give a dict as speculative_config to from_kwargs"):
         EngineConfig(speculative={"method": "mtp"})  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("given", "longest", "shortest"),
-    [
-        ({}, 5, 5),
-        ({"prompt_lookup_max": 4}, 4, 4),
-        ({"prompt_lookup_min": 2}, 2, 2),
-        ({"prompt_lookup_max": 4, "prompt_lookup_min": 2}, 4, 2),
-    ],
-)
-def test_the_lengths_of_a_lookup(given: Values, longest: int, shortest: int) -> None:
-    config = SpeculativeConfig(method="ngram", **given)
-    assert (config.prompt_lookup_max, config.prompt_lookup_min) == (longest, shortest)
