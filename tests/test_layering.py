@@ -5,6 +5,7 @@ the constant argument of `import_module`. What a type hint needs is a dependency
 """
 
 import ast
+import re
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -175,6 +176,15 @@ def violations(source: Path) -> list[str]:
 def test_imports_point_down() -> None:
     assert len(modules(SOURCE)) > 10, f"found next to nothing under {SOURCE}"
     assert violations(SOURCE) == []
+
+
+def test_the_table_of_contributing_is_this_one() -> None:
+    text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| L\d \| (.+?) \|", text, re.MULTILINE)
+    listed = [{name.rstrip("/") for name in re.findall(r"`(.+?)`", row)} for row in rows]
+    assert listed == [set(layer) for layer in LAYERS]
+    sides = re.findall(r"`(\w+)/` \(up to L(\d)\)", text)
+    assert {name: int(level) for name, level in sides} == SIDES
 
 
 def write_tree(folder: Path, files: dict[str, str]) -> Path:

@@ -78,11 +78,12 @@ class EngineConfig:
         seed: makes requests without a seed of their own reproducible; None draws entropy.
         max_model_len: tokens of prompt and output together; None is the checkpoint's limit.
         max_num_seqs: requests that run at once.
-        max_num_batched_tokens: rows of one step, prompts and drafts together.
+        max_num_batched_tokens: rows of one step, prompts and drafts together; no more requests run
+            than find room in it with all their drafts.
         long_prefill_token_threshold: rows of one prompt in one step; 0 is as many as fit.
         block_size: tokens of one block of the paged caches.
         kv_cache_memory: bytes for the paged caches; None is what max_num_seqs requests of
-            max_model_len tokens can need.
+            max_model_len tokens can need. Where less is there, requests wait or give way.
         max_logprobs: the most `logprobs` a request may ask for; -1 is the whole vocabulary.
         logprobs_mode: "raw_logprobs" reports the model's own probabilities, "processed_logprobs"
             those that the token was drawn from.

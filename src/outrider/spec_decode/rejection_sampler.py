@@ -138,7 +138,7 @@ def _on_host(
     result: VerifyResult,
     window_logprobs: OutputLogprobs | None,
 ) -> SampledTokens:
-    """Brings the decision to the host: the only place of a step that waits for the device."""
+    """Brings the decision to the host: the only place where every step waits for the device."""
     accepted, drafted, broken = [0] * size, [0] * size, [False] * size
     outputs: list[list[int]] = [[] for _ in range(size)]
     num_fallbacks = [0] * size
