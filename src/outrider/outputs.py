@@ -43,6 +43,15 @@ class StepOutput:
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
+    def count(self, metrics: SpecDecodeMetrics) -> None:
+        """Adds this step to the sums of whoever counts it: the engine, a request, a run."""
+        metrics.observe(
+            self.num_draft_tokens,
+            self.num_accepted_tokens,
+            len(self.new_token_ids),
+            self.num_fallbacks,
+        )
+
 
 @dataclass
 class CompletionOutput:

@@ -141,12 +141,7 @@ class Scheduler:
                 continue
             output = _emit(request, result, i)
             outputs.append(output)
-            self.metrics.observe(
-                output.num_draft_tokens,
-                output.num_accepted_tokens,
-                len(output.new_token_ids),
-                output.num_fallbacks,
-            )
+            output.count(self.metrics)
             if output.finish_reason is not None:
                 del self._requests[request.request_id]
             elif drafts is not None:

@@ -145,12 +145,7 @@ class DecodeRun:
             choice = self._processor.choice(step_output.request_id)
             num_tokens += len(step_output.new_token_ids)
             has_first_token |= not choice.output.token_ids
-            self.metrics.observe(
-                step_output.num_draft_tokens,
-                step_output.num_accepted_tokens,
-                len(step_output.new_token_ids),
-                step_output.num_fallbacks,
-            )
+            step_output.count(self.metrics)
             if self.on_text is not None and step_output.new_text and choice.output.index == 0:
                 self.on_text(indexes[choice.request_id], step_output.new_text)
         self.speed.observe(num_tokens, seconds, has_first_token)

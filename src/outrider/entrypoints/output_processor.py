@@ -228,12 +228,7 @@ class OutputProcessor:
         return None if position is None else _by_token_id(position, self._engine.tokenizer)
 
     def _count(self, metrics: RequestMetrics, step_output: StepOutput, now: float) -> None:
-        metrics.spec_decode.observe(
-            step_output.num_draft_tokens,
-            step_output.num_accepted_tokens,
-            len(step_output.new_token_ids),
-            step_output.num_fallbacks,
-        )
+        step_output.count(metrics.spec_decode)
         if metrics.first_token_time is None and step_output.new_token_ids:
             metrics.first_token_time = now
 
