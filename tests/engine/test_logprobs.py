@@ -14,6 +14,7 @@ import torch
 from outrider.batch import RowSpan, ScheduledBatch
 from outrider.engine.engine import LLMEngine
 from outrider.engine.prompt_logprobs import PromptLogprobs
+from outrider.errors import RequestError
 from outrider.logprobs import TokenLogprobs
 from outrider.request import Request
 from outrider.sampling.logits_processors_naive import process_logits_naive
@@ -255,3 +256,13 @@ def test_prompt_that_runs_again_is_reported_once(num_before: int) -> None:
         engine.cache_manager.free(row)
     assert request.prompt_logprobs is not None
     assert_prompt(prompt, [None, *request.prompt_logprobs], 2)
+
+
+@pytest.mark.parametrize("name", ["logprobs", "prompt_logprobs"])
+def test_more_than_the_engine_reports_is_refused(name: str) -> None:
+    engine = make_engine(tiny_model(), max_logprobs=3)
+    engine.check_request([1], SamplingParams(**{name: 3}))
+    with pytest.raises(RequestError, match=f"^{name} 4 is more than max_logprobs 3$"):
+        engine.check_request([1], SamplingParams(**{name: 4}))
+    with pytest.raises(RequestError, match=f"^{name} -1, the whole vocabulary, is more than"):
+        engine.check_request([1], SamplingParams(**{name: -1}))

@@ -159,6 +159,14 @@ def test_a_long_prompt_is_held_no_longer_than_its_request() -> None:
         assert not texts
 
 
+def test_a_step_that_failed_leaves_nothing_behind() -> None:
+    """Its tokens were proposed from, and then the request did not take them up."""
+    drafter = proposer()
+    one = request("one", [5, 6, 7, 5])
+    propose(drafter, [one], [[9]])
+    assert propose(drafter, [one], [[6]]) == [naive_drafts([5, 6, 7, 5, 6], 1, 3, 3)]
+
+
 # Prompts that repeat themselves, and the model's own cycles, give drafts that are right.
 @cache
 def prompts() -> list[list[int]]:

@@ -320,7 +320,8 @@ class LLMEngine(EngineCore):
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(params, name)
             if value is not None and limit >= 0 and not 0 <= value <= limit:
-                raise RequestError(f"{name} {value} is more than max_logprobs {limit}")
+                asked = "-1, the whole vocabulary," if value < 0 else f"{value}"
+                raise RequestError(f"{name} {asked} is more than max_logprobs {limit}")
         self._check_token_ids(params.logit_bias or (), " in logit_bias")
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self._tokenizer is None:

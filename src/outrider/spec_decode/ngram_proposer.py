@@ -89,6 +89,8 @@ class NgramProposer:
         text = self._texts.get(request)
         if text is None:
             text = self._texts[request] = _Text()
+        # A step that failed after this has left tokens behind which the request never took up.
+        text.truncate(len(request.token_ids))
         text.extend(request.token_ids[len(text) :])
         text.extend(new_ids)
         place = look_up(text.token_ids, self._prompt_lookup_min, self._prompt_lookup_max)
@@ -139,6 +141,10 @@ class _Text:
     def token_ids(self) -> TokenIds:
         """All of them, [N]."""
         return self._buffer[: self._size]
+
+    def truncate(self, size: int) -> None:
+        """Drops what is past the first `size` ids."""
+        self._size = min(self._size, size)
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Adds ids at the end."""
