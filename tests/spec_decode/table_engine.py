@@ -15,6 +15,7 @@ from torch import Tensor
 
 from outrider.batch import PLACEHOLDER_TOKEN_ID, DraftTokens, SampledTokens, ScheduledBatch
 from outrider.cache.cache_manager import CacheManager
+from outrider.cache.groups import GroupSpec, Rollback, TensorSpec
 from outrider.config import DraftSampleMethod, RejectionSampleMethod
 from outrider.engine.engine import EngineCore
 from outrider.engine.model_runner import TargetOutput
@@ -30,6 +31,7 @@ from outrider.stop_checker import StopChecker
 VOCAB_SIZE = 3
 PROMPT = (0, 1)
 CHUNK_SIZE = 1 << 16
+PLACE = TensorSpec("place", (1,), Rollback.TRUNCATE)
 DEVICE = torch.device("cpu")
 
 
@@ -164,6 +166,8 @@ class TableEngine(EngineCore):
         draft_sample_method: "probabilistic" or "greedy".
         max_num_seqs: requests in a batch; those that end give way to waiting ones.
         max_num_batched_tokens: rows of a step.
+        num_blocks: of two positions each, in a paged group that nothing is written to; with None
+            requests need no blocks.
     """
 
     def __init__(
@@ -175,15 +179,16 @@ class TableEngine(EngineCore):
         draft_sample_method: DraftSampleMethod = "probabilistic",
         max_num_seqs: int = 4096,
         max_num_batched_tokens: int = 1 << 20,
+        num_blocks: int | None = None,
     ) -> None:
         vocab_size = tables.vocab_size
         defaults = SamplingDefaults(rule, vocab_size, vocab_size, DEVICE)
         cache_manager = CacheManager(
-            [],
-            block_size=16,
-            num_blocks=0,
+            [] if num_blocks is None else [GroupSpec("places", True, 1, (PLACE,))],
+            block_size=2,
+            num_blocks=num_blocks or 0,
             max_num_seqs=max_num_seqs,
-            max_model_len=0,
+            max_model_len=32,
             num_pending_rows=num_speculative_tokens,
             dtype=torch.float32,
             device=DEVICE,
