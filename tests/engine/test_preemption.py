@@ -1,6 +1,7 @@
 """Requests that give way when blocks run out: they say what they say alone."""
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from tests.tiny_engine import (
     decode_alone,
     make_engine,
     random_prompts,
-    step,
     tiny_model,
 )
 
@@ -170,23 +170,38 @@ def test_every_row_has_a_block_of_its_own(k: int) -> None:
 
 
 def test_a_prompt_that_gives_way_before_its_first_token() -> None:
-    """Its pieces run again from the start; what it said of its prompt is said once."""
+    """Its pieces run again from the start; what is reported of its prompt is reported once."""
     prompts = random_prompts((10, 20), seed=9)
-    batch = [Job(p, params(i, 0.0)) for i, p in enumerate(prompts)]
-    engine = engine_with(3, 12, long_prefill_token_threshold=1, max_num_batched_tokens=16)
-    results = {str(i): Decoded() for i in range(2)}
-    for i, job in enumerate(batch):
-        engine.add_request(str(i), job.prompt, job.params)
-    second = engine.scheduler._requests["1"]
-    while second.num_preemptions == 0:
-        assert engine.has_unfinished_requests()
-        computed = second.num_computed_tokens
-        step(engine, results)
-    assert 0 < computed < len(second.token_ids) == 20
+    options = {"long_prefill_token_threshold": 1, "max_num_batched_tokens": 16}
+    expected_texts, expected_reports, _ = run_reporting(make_engine(model(), 3, **options), prompts)
+    texts, reports, progress = run_reporting(engine_with(3, 12, **options), prompts)
+    assert texts == expected_texts
+    # Somewhere in its prompt it lost what it had.
+    assert any(0 < before < 20 and after == 0 for before, after in pairwise(progress))
+    for report, expected_report, prompt in zip(reports, expected_reports, prompts, strict=True):
+        assert report[0] is None
+        assert [entry.token_ids for entry in report[1:]] == [[token] for token in prompt[1:]]
+        assert [e.logprobs[0] for e in report[1:]] == pytest.approx(
+            [e.logprobs[0] for e in expected_report[1:]], abs=1e-9
+        )
+
+
+def run_reporting(engine: LLMEngine, prompts: list[list[int]]) -> Any:
+    """Texts, log probabilities of the prompts, and how far the last request had run."""
+    for i, prompt in enumerate(prompts):
+        engine.add_request(str(i), prompt, params(i, 0.0, prompt_logprobs=0))
+    last = engine.scheduler._requests[str(len(prompts) - 1)]
+    texts: list[list[int]] = [[] for _ in prompts]
+    reports: list[Any] = [None for _ in prompts]
+    progress = []
     while engine.has_unfinished_requests():
-        step(engine, results)
-    for i, job in enumerate(batch):
-        assert results[str(i)].token_ids == decode_alone(model(), job).token_ids
+        progress.append(last.num_computed_tokens)
+        for output in engine.step():
+            texts[int(output.request_id)] += output.new_token_ids
+            if output.prompt_logprobs is not None:
+                assert reports[int(output.request_id)] is None, "reported twice"
+                reports[int(output.request_id)] = output.prompt_logprobs
+    return texts, reports, progress
 
 
 def test_the_first_never_waits() -> None:
