@@ -44,6 +44,8 @@ LAYERS = (
 )
 LEVELS = {unit: level for level, units in enumerate(LAYERS) for unit in units}
 TOP = len(LAYERS) - 1
+# Levels that must not know what a request is.
+PURE_LEVELS = (1, 2, 3)
 # Beside the layers: the highest level that each may import. Only the top level may import them, and
 # none imports another.
 SIDES = {"training": 4, "quantization": 3, "vllm_plugin": 4}
@@ -127,6 +129,8 @@ def layer_violation(found: Import) -> str | None:
         if LEVELS.get(importer) == TOP:
             return None
         return f"{found}: only the top layer imports {target}"
+    if target == "request" and LEVELS.get(importer) in PURE_LEVELS:
+        return f"{found}: L{LEVELS[importer]} takes tensors and plain values, no requests"
     ceiling = SIDES[importer] if importer in SIDES else LEVELS[importer]
     if LEVELS[target] > ceiling:
         return f"{found}: {importer} (up to L{ceiling}) must not import L{LEVELS[target]}"
@@ -250,6 +254,11 @@ VIOLATIONS = {
         {"ops/moe.py": "from outrider import LLM"},
         "outrider.ops.moe:1 imports outrider: import from the module that defines the name, "
         "not from the package",
+    ),
+    "a request below the step": (
+        {"sampling/s.py": "from outrider.request import Request", "request.py": ""},
+        "outrider.sampling.s:1 imports outrider.request: L2 takes tensors and plain values, "
+        "no requests",
     ),
     "unit without a layer": (
         {"helpers/a.py": ""},

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from outrider.batch import PLACEHOLDER_TOKEN_ID
 from outrider.request import Request
-from outrider.sampling import LogitsProcessors, process_logits
+from outrider.sampling import process_logits
 from outrider.sampling.logits_processors_naive import process_logits_naive
 from outrider.sampling_params import SamplingParams
+from outrider.spec_decode.request_sampling import gather_processors
 from outrider.stop_checker import StopChecker
 
 CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ def test_windows_equal_the_naive_rows(draw: int) -> None:
     depths = [depth for count in counts for depth in range(count + 1)]
     logits = torch.randn(len(owners), VOCAB_SIZE, dtype=torch.float64) * 3
     before = logits.clone()
-    processors = LogitsProcessors.from_requests(requests, None, VOCAB_SIZE, CPU)
+    processors = gather_processors(requests, None, VOCAB_SIZE, CPU)
     assert processors is not None
     got = process_logits(logits, None, processors.rows(owners, depths, torch.tensor(drafts)))
     counted = [
@@ -117,7 +118,7 @@ def test_a_draft_step_of_some_requests_equals_the_naive_rows(draw: int) -> None:
     drafts = [[choose.choice((0, 1, 2, 5)) for _ in range(draw % 4)] for _ in requests]
     active = sorted(choose.sample(range(8), 5))
     logits = torch.randn(len(active), VOCAB_SIZE, dtype=torch.float64) * 3
-    processors = LogitsProcessors.from_requests(requests, new, VOCAB_SIZE, CPU)
+    processors = gather_processors(requests, new, VOCAB_SIZE, CPU)
     assert processors is not None
     draft_ids = torch.tensor(drafts, dtype=torch.int64).view(8, draw % 4)
     got = process_logits(logits, None, processors.rows(active, [draw % 4] * len(active), draft_ids))
@@ -133,12 +134,12 @@ def test_a_draft_step_of_some_requests_equals_the_naive_rows(draw: int) -> None:
 def test_nobody_who_asks_for_nothing_pays() -> None:
     plain = make_request([1, 2], [3], temperature=0.7, top_k=3, min_p=0.1, stops=[4])
     over = make_request([1, 2], [3, 4], min_tokens=2, stops=[4])
-    assert LogitsProcessors.from_requests([plain, over], None, VOCAB_SIZE, CPU) is None
+    assert gather_processors([plain, over], None, VOCAB_SIZE, CPU) is None
     logits = torch.randn(2, VOCAB_SIZE)
     assert process_logits(logits, None, None) is logits
 
     user = make_request([1, 2], [3], presence_penalty=1)
-    processors = LogitsProcessors.from_requests([plain, user], None, VOCAB_SIZE, CPU)
+    processors = gather_processors([plain, user], None, VOCAB_SIZE, CPU)
     assert processors is not None
     no_drafts = torch.empty(2, 0, dtype=torch.int64)
     assert processors.rows([0], [0], no_drafts) is None
@@ -148,8 +149,8 @@ def test_nobody_who_asks_for_nothing_pays() -> None:
 
 def test_min_tokens_ends_when_the_new_tokens_are_counted() -> None:
     request = make_request([1], [3], min_tokens=3, stops=[4])
-    assert LogitsProcessors.from_requests([request], [[5, 5]], VOCAB_SIZE, CPU) is None
-    assert LogitsProcessors.from_requests([request], [[5]], VOCAB_SIZE, CPU) is not None
+    assert gather_processors([request], [[5, 5]], VOCAB_SIZE, CPU) is None
+    assert gather_processors([request], [[5]], VOCAB_SIZE, CPU) is not None
 
 
 def test_order_of_the_processors() -> None:
@@ -157,7 +158,7 @@ def test_order_of_the_processors() -> None:
     request = make_request(
         [0], [1], repetition_penalty=2.0, logit_bias={0: 3.0, 1: -5.0, 2: 100.0}, bad_words=[[2]]
     )
-    processors = LogitsProcessors.from_requests([request], None, 3, CPU)
+    processors = gather_processors([request], None, 3, CPU)
     assert processors is not None
     rows = processors.rows([0], [0], torch.empty(1, 0, dtype=torch.int64))
     got = process_logits(torch.tensor([[1.0, 1.0, 1.0]]), None, rows)
@@ -182,7 +183,7 @@ def test_a_broken_row_breaks_no_other(value: float) -> None:
         )
         for _ in range(3)
     ]
-    processors = LogitsProcessors.from_requests(requests, None, VOCAB_SIZE, CPU)
+    processors = gather_processors(requests, None, VOCAB_SIZE, CPU)
     assert processors is not None
     rows = processors.rows(range(3), [0] * 3, torch.empty(3, 0, dtype=torch.int64))
     logits = torch.randn(3, VOCAB_SIZE)
@@ -196,7 +197,7 @@ def test_a_broken_row_breaks_no_other(value: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_is_processed_in_float32(dtype: torch.dtype) -> None:
     request = make_request([0, 1], [1, 2], repetition_penalty=1.2, frequency_penalty=0.01)
-    processors = LogitsProcessors.from_requests([request], None, VOCAB_SIZE, CPU)
+    processors = gather_processors([request], None, VOCAB_SIZE, CPU)
     assert processors is not None
     rows = processors.rows([0], [0], torch.empty(1, 0, dtype=torch.int64))
     logits = torch.randn(1, VOCAB_SIZE).to(dtype)
@@ -207,7 +208,7 @@ def test_low_precision_is_processed_in_float32(dtype: torch.dtype) -> None:
 def test_extreme_repetition_penalties_are_numbers() -> None:
     for penalty in (1e-300, 1e300):
         request = make_request([0, 1, 2], repetition_penalty=penalty)
-        processors = LogitsProcessors.from_requests([request], None, 4, CPU)
+        processors = gather_processors([request], None, 4, CPU)
         assert processors is not None
         rows = processors.rows([0], [0], torch.empty(1, 0, dtype=torch.int64))
         got = process_logits(torch.tensor([[-1.0, 0.0, 1e-3, 1.0]]), None, rows)

@@ -3,8 +3,14 @@
 from outrider.sampling.compute_probs import SamplingTensors, compute_logprobs, compute_probs
 from outrider.sampling.gumbel_max import sample_with_gumbel
 from outrider.sampling.inverse_cdf import sample_from_probs
-from outrider.sampling.logits_processors import LogitsProcessors, RowProcessors, process_logits
+from outrider.sampling.logits_processors import (
+    LogitsProcessors,
+    RowProcessors,
+    process_logits,
+    uses_processors,
+)
 from outrider.sampling.logprob_report import LogprobReport, num_reported, raw_logprobs
+from outrider.sampling.processed_rows import TextSoFar
 from outrider.sampling.random_streams import Purpose, gumbel_noise, uniforms
 
 __all__ = [
@@ -13,6 +19,7 @@ __all__ = [
     "Purpose",
     "RowProcessors",
     "SamplingTensors",
+    "TextSoFar",
     "compute_logprobs",
     "compute_probs",
     "gumbel_noise",
@@ -22,4 +29,5 @@ __all__ = [
     "sample_from_probs",
     "sample_with_gumbel",
     "uniforms",
+    "uses_processors",
 ]

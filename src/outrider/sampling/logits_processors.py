@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from outrider.sampling.penalties import Penalties, has_penalty
-from outrider.sampling.processed_rows import LogitsProcessor, ProcessedRows
+from outrider.sampling.processed_rows import LogitsProcessor, ProcessedRows, TextSoFar
 from outrider.sampling.token_biases import BadWords, LogitBias, MinTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.request import Request
+    from outrider.sampling_params import SamplingParams
 
 _NO_PLACE = -1
 """Of a request that uses no processor."""
@@ -63,36 +63,28 @@ class LogitsProcessors:
     processors: Sequence[LogitsProcessor]
 
     @classmethod
-    def from_requests(
-        cls,
-        requests: Sequence[Request],
-        new_token_ids: Sequence[Sequence[int]] | None,
-        vocab_size: int,
-        device: torch.device,
+    def of(
+        cls, texts: Sequence[TextSoFar | None], vocab_size: int, device: torch.device
     ) -> LogitsProcessors | None:
         """What the requests ask for, or None where nobody asks for anything.
 
         Args:
-            requests: b of them.
-            new_token_ids: what each has emitted and not taken up yet, None for nothing.
+            texts: of b requests, None for one that uses no processor (`uses_processors`).
             vocab_size: V.
             device: of the tensors.
         """
-        new = new_token_ids or [()] * len(requests)
-        is_user = [_uses_any(r, len(ids)) for r, ids in zip(requests, new, strict=True)]
-        users = [i for i, uses in enumerate(is_user) if uses]
+        users = [i for i, text in enumerate(texts) if text is not None]
         if not users:
             return None
-        places = [_NO_PLACE] * len(requests)
+        places = [_NO_PLACE] * len(texts)
         for place, i in enumerate(users):
             places[i] = place
-        members = [requests[i] for i in users]
-        outputs = [[*requests[i].output_token_ids, *new[i]] for i in users]
+        used = [text for text in texts if text is not None]
         processors: list[LogitsProcessor | None] = [
-            LogitBias.of(members, device),
-            MinTokens.of(members, [len(output) for output in outputs], vocab_size, device),
-            BadWords.of(members, outputs, device),
-            Penalties.of(members, outputs, vocab_size, device),
+            LogitBias.of(used, device),
+            MinTokens.of(used, vocab_size, device),
+            BadWords.of(used, device),
+            Penalties.of(used, vocab_size, device),
         ]
         return cls(users, places, [processor for processor in processors if processor is not None])
 
@@ -136,13 +128,19 @@ def process_logits(
     return processors.apply(logits.to(torch.promote_types(logits.dtype, torch.float32)))
 
 
-def _uses_any(request: Request, num_new_tokens: int) -> bool:
-    """Whether some processor has something to do with the request's next window."""
-    params = request.params
-    num_output_tokens = request.num_output_tokens + num_new_tokens
+def uses_processors(
+    params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]], num_output_tokens: int
+) -> bool:
+    """Whether some processor has something to do with a request's next window.
+
+    Args:
+        params: of the request.
+        bad_words_token_ids: what its bad words are spelled as.
+        num_output_tokens: tokens emitted before the window.
+    """
     return bool(
         params.logit_bias
-        or request.bad_words_token_ids
+        or bad_words_token_ids
         or num_output_tokens < params.min_tokens
-        or has_penalty(request)
+        or has_penalty(params)
     )

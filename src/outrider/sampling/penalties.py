@@ -11,8 +11,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.request import Request
-    from outrider.sampling.processed_rows import ProcessedRows
+    from outrider.sampling.processed_rows import ProcessedRows, TextSoFar
+    from outrider.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,27 @@ class Penalties:
     @classmethod
     def of(
         cls,
-        requests: Sequence[Request],
-        outputs: Sequence[Sequence[int]],
+        texts: Sequence[TextSoFar],
         vocab_size: int,
         device: torch.device,
     ) -> Penalties | None:
-        """The penalties of the requests, None where they have none.
+        """The penalties of P texts, None where they have none.
 
         Args:
-            requests: P of them.
-            outputs: the tokens each has emitted.
+            texts: P of them.
             vocab_size: V.
             device: of the tensors.
         """
-        if not any(has_penalty(request) for request in requests):
+        params = [text.params for text in texts]
+        if not any(map(has_penalty, params)):
             return None
-        params = [request.params for request in requests]
-        is_in_prompt = torch.zeros(len(requests), vocab_size, dtype=torch.bool, device=device)
+        is_in_prompt = torch.zeros(len(texts), vocab_size, dtype=torch.bool, device=device)
         num_in_output = is_in_prompt.int()
-        for place, (request, output) in enumerate(zip(requests, outputs, strict=True)):
+        for place, text in enumerate(texts):
             if params[place].repetition_penalty != 1:
-                prompt = torch.tensor(request.distinct_prompt_ids, device=device)
+                prompt = torch.tensor(text.distinct_prompt_ids, device=device)
                 is_in_prompt[place, prompt] = True
-            ids = torch.tensor(output, dtype=torch.int64, device=device)
+            ids = torch.tensor(text.output_token_ids, dtype=torch.int64, device=device)
             ones = torch.ones_like(ids, dtype=torch.int32)
             num_in_output[place].scatter_add_(0, ids, ones)
         columns = (
@@ -97,9 +95,8 @@ class Penalties:
         return scores.sub_(frequency * counts).sub_(presence * is_present)
 
 
-def has_penalty(request: Request) -> bool:
-    """Whether the request weakens what was said."""
-    params = request.params
+def has_penalty(params: SamplingParams) -> bool:
+    """Whether they weaken what was said."""
     return bool(
         params.repetition_penalty != 1 or params.frequency_penalty or params.presence_penalty
     )

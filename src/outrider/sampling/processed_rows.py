@@ -1,4 +1,4 @@
-"""The rows that logits processors change, and what a processor is."""
+"""What logits processors look at, the rows that they change, and what a processor is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,30 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
     from torch import Tensor
+
+    from outrider.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class TextSoFar:
+    """What was asked of one text, and what it holds before the window.
+
+    Attributes:
+        params: what was asked for.
+        distinct_prompt_ids: ids that the prompt holds.
+        output_token_ids: what was emitted, in order.
+        stop_token_ids: ids that end the output.
+        bad_words_token_ids: sequences that the output must not hold, none empty.
+    """
+
+    params: SamplingParams
+    distinct_prompt_ids: Sequence[int]
+    output_token_ids: Sequence[int]
+    stop_token_ids: Collection[int]
+    bad_words_token_ids: Sequence[Sequence[int]]
 
 
 @dataclass(frozen=True)

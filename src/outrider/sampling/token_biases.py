@@ -15,8 +15,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from outrider.request import Request
-    from outrider.sampling.processed_rows import ProcessedRows
+    from outrider.sampling.processed_rows import ProcessedRows, TextSoFar
 
 _ANY_TOKEN_ID = -2
 """In the beginning of a bad word: whatever stands there. Neither a token nor a placeholder."""
@@ -35,9 +34,9 @@ class LogitBias:
     biases: Tensor
 
     @classmethod
-    def of(cls, requests: Sequence[Request], device: torch.device) -> LogitBias | None:
-        """The biases of the requests, None where they have none."""
-        biases = [request.params.logit_bias or {} for request in requests]
+    def of(cls, texts: Sequence[TextSoFar], device: torch.device) -> LogitBias | None:
+        """The biases of the texts, None where they have none."""
+        biases = [text.params.logit_bias or {} for text in texts]
         if not any(biases):
             return None
         token_ids = _padded([list(bias) for bias in biases], 0, device)
@@ -67,19 +66,15 @@ class MinTokens:
     @classmethod
     def of(
         cls,
-        requests: Sequence[Request],
-        num_output_tokens: Sequence[int],
+        texts: Sequence[TextSoFar],
         vocab_size: int,
         device: torch.device,
     ) -> MinTokens | None:
-        """The stops of the requests whose output is still too short, None where none is."""
-        missing = [
-            request.params.min_tokens - num_output
-            for request, num_output in zip(requests, num_output_tokens, strict=True)
-        ]
+        """The stops of the texts whose output is still too short, None where none is."""
+        missing = [text.params.min_tokens - len(text.output_token_ids) for text in texts]
         if max(missing) <= 0:
             return None
-        stops = [[i for i in sorted(r.stop_token_ids) if i < vocab_size] for r in requests]
+        stops = [[i for i in sorted(t.stop_token_ids) if i < vocab_size] for t in texts]
         penalties = [[-torch.inf] * len(ids) for ids in stops]
         return cls(
             _padded(stops, 0, device),
@@ -114,17 +109,9 @@ class BadWords:
     tails: Tensor
 
     @classmethod
-    def of(
-        cls, requests: Sequence[Request], outputs: Sequence[Sequence[int]], device: torch.device
-    ) -> BadWords | None:
-        """The bad words of the requests, None where they have none.
-
-        Args:
-            requests: P of them.
-            outputs: the tokens each has emitted.
-            device: of the tensors.
-        """
-        words = [request.bad_words_token_ids for request in requests]
+    def of(cls, texts: Sequence[TextSoFar], device: torch.device) -> BadWords | None:
+        """The bad words of P texts, None where they have none."""
+        words = [text.bad_words_token_ids for text in texts]
         if not any(words):
             return None
         most = max(len(word) for of_request in words for word in of_request) - 1
@@ -136,6 +123,7 @@ class BadWords:
             for of_request in words
         ]
         # A slice from -0 would be all of it.
+        outputs = [text.output_token_ids for text in texts]
         tails = [([-1] * most + list(output[-most:]))[-most:] if most else [] for output in outputs]
         return cls(
             torch.tensor(beginnings, dtype=torch.int64, device=device),

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.sampling import LogitsProcessors, SamplingTensors, process_logits
+from outrider.sampling import (
+    LogitsProcessors,
+    SamplingTensors,
+    TextSoFar,
+    process_logits,
+    uses_processors,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -102,9 +108,7 @@ class RequestSampling:
                 device=device,
                 allowed_mask=defaults.allowed_mask,
             ),
-            processors=LogitsProcessors.from_requests(
-                requests, new_token_ids, defaults.vocab_size, device
-            ),
+            processors=gather_processors(requests, new_token_ids, defaults.vocab_size, device),
             seeds=torch.tensor([request.seed for request in requests], device=device),
             choices=torch.tensor([request.choice for request in requests], device=device),
             is_greedy=all(p.is_greedy for p in params),
@@ -115,6 +119,39 @@ class RequestSampling:
     ) -> RowProcessors | None:
         """What is done to N rows of logits (`LogitsProcessors.rows`), None if nothing."""
         return None if self.processors is None else self.processors.rows(owners, depths, draft_ids)
+
+
+def gather_processors(
+    requests: Sequence[Request],
+    new_token_ids: Sequence[Sequence[int]] | None,
+    vocab_size: int,
+    device: torch.device,
+) -> LogitsProcessors | None:
+    """What the requests do to logits, or None where none uses a processor.
+
+    Args:
+        requests: B of them.
+        new_token_ids: what each has emitted and not taken up yet, None for nothing.
+        vocab_size: V.
+        device: of the tensors.
+    """
+    new = new_token_ids or [()] * len(requests)
+    texts = [_text_so_far(request, ids) for request, ids in zip(requests, new, strict=True)]
+    return LogitsProcessors.of(texts, vocab_size, device)
+
+
+def _text_so_far(request: Request, new_token_ids: Sequence[int]) -> TextSoFar | None:
+    """What processors look at, or None where the request's next window uses none."""
+    params, bad_words = request.params, request.bad_words_token_ids
+    if not uses_processors(params, bad_words, request.num_output_tokens + len(new_token_ids)):
+        return None
+    return TextSoFar(
+        params,
+        request.distinct_prompt_ids,
+        [*request.output_token_ids, *new_token_ids],
+        request.stop_token_ids,
+        bad_words,
+    )
 
 
 def greedy_token_ids(
