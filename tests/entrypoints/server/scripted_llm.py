@@ -75,7 +75,7 @@ class ScriptedLLM:
             for number in range(len(self.script)):
                 if number == self.dies_after:
                     self.is_running = False
-                    raise EngineDeadError("dead")
+                    raise EngineDeadError("dead") from KeyError("why it died")
                 while self.script[number] is None and request_id not in self.aborted_ids:
                     await asyncio.sleep(0.001)
                 part = self.script[number]

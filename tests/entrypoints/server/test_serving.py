@@ -125,6 +125,14 @@ def test_when_the_engine_dies_the_answer_says_so(prompt: Any) -> None:
         assert client.get("/metrics").status_code == 200
 
 
+def test_why_the_engine_died_is_logged_once_and_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    client = AppClient.over(ScriptedLLM(HELLO, dies_after=1))
+    response = client.complete(prompt=["a", "b"])
+    assert "why it died" not in response.text
+    assert client.complete().status_code == 503
+    assert caplog.text.count("KeyError: 'why it died'") == 1
+
+
 def test_an_error_in_the_midst_of_a_stream_is_told_in_the_stream() -> None:
     response = AppClient.over(ScriptedLLM(HELLO, dies_after=2)).complete(stream=True)
     *_, last, end = response.text.split("\n\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from contextlib import aclosing, suppress
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from outrider.entrypoints.server.metrics import ServerMetrics
     from outrider.outputs import RequestOutput
     from outrider.sampling_params import SamplingParams
+
+logger = logging.getLogger(__name__)
 
 _MAX_RETRY_AFTER_S = 60
 # Weight of the last completion in the running mean of how long one takes.
@@ -45,6 +48,7 @@ class Serving:
         self._num_unfinished = 0
         self._mean_seconds = 0.0
         self._running: set[Generation] = set()
+        self._is_death_reported = False
         self.is_draining = False
 
     def check_alive(self) -> None:
@@ -100,12 +104,19 @@ class Serving:
         self._num_unfinished += count
         self._running.add(generation)
         generation.on_close = self._forget
+        generation.on_death = self._report_death
         return generation
 
     async def abort_all(self) -> None:
         """Ends every request that runs; each is answered with an error."""
         for generation in list(self._running):
             await generation.abort()
+
+    def _report_death(self, error: EngineDeadError) -> None:
+        """Writes into the log, once, what those whose requests ended are not told."""
+        if not self._is_death_reported:
+            self._is_death_reported = True
+            logger.error("%s", error, exc_info=error.__cause__)
 
     def _forget(self, generation: Generation) -> None:
         self._running.discard(generation)
@@ -138,6 +149,7 @@ class Generation:
         self.arrival_time = time.monotonic()
         self.num_completions = len(prompts) * params.n
         self.on_close: Callable[[Generation], None] | None = None
+        self.on_death: Callable[[EngineDeadError], None] | None = None
         self._llm = llm
         self._prompts = prompts
         self._params = params
@@ -179,7 +191,9 @@ class Generation:
     async def _next(self) -> tuple[int, RequestOutput]:
         try:
             index, output = await anext(self._stream)
-        except EngineDeadError:
+        except EngineDeadError as error:
+            if self.on_death is not None:
+                self.on_death(error)
             raise _engine_is_dead() from None
         except RequestError as error:
             raise self._explain(error) from None
