@@ -39,13 +39,15 @@ class ScriptedLLM:
     Attributes:
         script: parts, in order, each an output of its own; at None it waits until the test puts
             a part there.
-        prompt_logprobs: of the first output.
+        prompt_logprobs: of the prompt.
+        prompt_logprobs_at: number of the output that brings them.
         refusal: the error of every request.
         dies_after: parts after which the engine dies; None is never.
     """
 
     script: list[Part | None]
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs_at: int = 0
     refusal: str | None = None
     dies_after: int | None = None
     is_running: bool = True
@@ -129,7 +131,7 @@ class ScriptedLLM:
                     logprobs=part.logprobs,
                 )
             ],
-            prompt_logprobs=self.prompt_logprobs if number == 0 else None,
+            prompt_logprobs=self.prompt_logprobs if number == self.prompt_logprobs_at else None,
             metrics=RequestMetrics(0.0, copy),
         )
 

@@ -169,6 +169,17 @@ def test_echo_with_log_probabilities_of_the_prompt() -> None:
     assert choice["logprobs"]["text_offset"] == [0, len(prompt[:1]), 2]
 
 
+def test_an_echo_waits_for_the_log_probabilities_of_its_prompt() -> None:
+    script = SCRIPTS["two choices"]
+    client = AppClient.over(ScriptedLLM(script, PROMPT_LOGPROBS, prompt_logprobs_at=2))
+    body = {"prompt": PROMPT, "n": 2, "echo": True, "logprobs": 1}
+    whole = client.complete(**body).json()["choices"]
+    found = collect(events(client.complete(**body, stream=True)))
+    assert found == {choice["index"]: choice for choice in whole}
+    for choice in whole:
+        assert choice["logprobs"]["token_logprobs"][:3] == [None, -9999.0, -0.5]
+
+
 def test_an_echo_of_a_text_is_that_text() -> None:
     text = "<|im_start|> é\n"
     choice = AppClient.over(ScriptedLLM(HELLO)).complete(prompt=text, echo=True).json()["choices"]

@@ -17,7 +17,10 @@ def together(client: AppClient, work: Callable[[httpx2.AsyncClient], Awaitable[A
     """Runs requests at once, in one event loop."""
 
     async def run() -> Any:
-        async with httpx2.AsyncClient(transport=client.transport(), base_url=BASE_URL) as http:
+        async with (
+            asyncio.timeout(20),
+            httpx2.AsyncClient(transport=client.transport(), base_url=BASE_URL) as http,
+        ):
             return await work(http)
 
     return asyncio.run(run())
