@@ -51,8 +51,6 @@ class CompletionWriter:
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[prompt_index] = output.prompt_logprobs
         self._held.append((prompt_index, output))
-        if self._echoes_logprobs and prompt_index not in self._prompt_logprobs:
-            return
         held, self._held = self._held, []
         for index, one in held:
             if self._echoes_logprobs and index not in self._prompt_logprobs:
