@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
 from outrider.tokenizer import Tokenizer
@@ -11,6 +12,7 @@ from tests.tiny_engine import VOCAB_SIZE, Job, decode, greedy, make_engine, tiny
 
 PIECES = [bytes([value]) for value in range(ord(" "), ord(" ") + VOCAB_SIZE - 1)]
 BOS = "<bos>"
+WHITE = [b" ", b"\n", b"\t"]
 
 
 def tokenizer_with_bos() -> Tokenizer:
@@ -36,3 +38,18 @@ def test_what_goes_around_every_text_is_no_part_of_a_word(k: int) -> None:
         assert (x, y) not in pairwise(got.token_ids)
         place = plain.token_ids.index(x)
         assert got.token_ids[: place + 1] == plain.token_ids[: place + 1]
+
+
+@pytest.mark.parametrize("k", [0, 3])
+@pytest.mark.parametrize("piece", WHITE)
+def test_white_space_is_a_word_like_any_other(piece: bytes, k: int) -> None:
+    tokenizer = piece_tokenizer([*WHITE, *PIECES[1:-2]])
+    tokenizer._backend.pre_tokenizer = ByteLevel(add_prefix_space=False)
+    engine = make_engine(tiny_model(), k, tokenizer)
+    biases = {token_id: 100.0 if white == piece else 50.0 for token_id, white in enumerate(WHITE)}
+    word = piece.decode()
+    (wanted,) = decode(engine, [Job([5, 9], greedy(6, logit_bias=biases))])
+    assert wanted.text == word * 6
+    (got,) = decode(engine, [Job([5, 9], greedy(6, logit_bias=biases, bad_words=[word]))])
+    assert len(got.token_ids) == 6
+    assert {WHITE[token_id] for token_id in got.token_ids} <= {*WHITE} - {piece}

@@ -169,6 +169,7 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "id out of range": ([5, 4096], "token id 4096 is out of range: ids are 0 to 4095"),
     "negative id": ([[5], [-1]], "prompts[1]: token id -1 is out of range"),
     "huge id": ([10**30], "is out of range"),
+    "endless id": ([10**5000], "token id a int too long to print is out of range"),
     "bool": ([True], "the prompt[0] must be a token id, got True"),
     "fraction": ([[1], [1.5]], "prompts[1]: the prompt[0] must be a token id, got 1.5"),
     "ids as text": ({"prompt_token_ids": "12"}, "prompt_token_ids must be a list of token ids"),

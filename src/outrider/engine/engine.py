@@ -14,7 +14,7 @@ from outrider.engine.cache_plan import plan_cache
 from outrider.engine.margins import MarginMeter
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.scheduler import Scheduler
-from outrider.errors import ConfigError, RequestError
+from outrider.errors import ConfigError, RequestError, shown
 from outrider.models.qwen4_exp.cache_specs import mtp_layer_states, target_layer_states
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.weights import load_model
@@ -304,7 +304,7 @@ class LLMEngine(EngineCore):
         for token_id in token_ids:
             if not 0 <= token_id < self.num_allowed_tokens:
                 raise RequestError(
-                    f"token id {token_id}{where} is out of range: ids are 0 to "
+                    f"token id {shown(token_id)}{where} is out of range: ids are 0 to "
                     f"{self.num_allowed_tokens - 1}"
                 )
             if token_id in self.sampling_defaults.missing_ids:
@@ -331,8 +331,9 @@ class LLMEngine(EngineCore):
         """The ways each bad word is spelled: at the start of a text, and after a space."""
         if not params.bad_words:
             return []
+        # No other white space is taken off: a line break is a word of its own.
         spelled = [
-            self.tokenizer.encode(prefix + word.lstrip(), add_special_tokens=False)
+            self.tokenizer.encode(prefix + (word.lstrip(" ") or word), add_special_tokens=False)
             for word in params.bad_words
             for prefix in ("", " ")
         ]
