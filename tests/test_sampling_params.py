@@ -27,6 +27,10 @@ MIN_TOKENS = "min_tokens must be an integer 0 or more, got "
 BIAS = "logit_bias[7] must be a number in [-100, 100], got "
 BIAS_ID = "a token id in logit_bias must be an integer 0 or more, got "
 LARGEST = "9223372036854775807"
+# Deeper than Python prints.
+NESTED: list[object] = []
+for _ in range(100_000):
+    NESTED = [NESTED]
 
 WRONG: list[tuple[str, object, str]] = [
     ("temperature", -0.1, TEMPERATURE + "-0.1"),
@@ -93,6 +97,7 @@ WRONG: list[tuple[str, object, str]] = [
     ("repetition_penalty", True, REPETITION + "True"),
     ("repetition_penalty", None, REPETITION + "None"),
     ("stop", 5, "stop must be a list of texts, got 5"),
+    ("stop", [NESTED], "stop[0] must be a text of one character or more, got a list nested too"),
     ("stop", b"a", "stop must be a list of texts, got b'a'"),
     ("stop", "", "stop[0] must be a text of one character or more, got ''"),
     ("stop", ["a", ""], "stop[1] must be a text of one character or more, got ''"),

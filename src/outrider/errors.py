@@ -30,6 +30,8 @@ def shown(value: object) -> str:
     except ValueError:
         # An integer of thousands of digits, which Python does not print.
         return f"a {type(value).__name__} too long to print"
+    except RecursionError:
+        return f"a {type(value).__name__} nested too deep to print"
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
