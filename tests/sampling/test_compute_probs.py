@@ -180,6 +180,14 @@ def test_extreme_temperatures(temperature: float, dtype: torch.dtype) -> None:
         assert probs[0].tolist() == [0.25] * 4
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_masked_stays_so_at_a_temperature_beyond_float32(dtype: torch.dtype) -> None:
+    mask = torch.tensor([True, False, True])
+    logits = torch.tensor([[1.0, 2.0, 3.0]], dtype=dtype)
+    probs = compute_probs(logits, params([1e300], min_p=[0.5], allowed_mask=mask))
+    assert probs[0].tolist() == [0.5, 0.0, 0.5]
+
+
 @pytest.mark.parametrize("temperature", [0.1, 0.7, 1.3, 10.0])
 def test_temperature_to_high_precision(temperature: float) -> None:
     """Against 50 digits: float64 to 1e-14 relative, float32 to 1e-5."""

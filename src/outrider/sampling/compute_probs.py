@@ -78,15 +78,18 @@ class SamplingTensors:
         """Builds the tensors of N rows from the requests' own numbers.
 
         Args:
-            temperature: N values, 0 or more; less than 1.2e-38 counts as 0.
+            temperature: N values, 0 or more; less than 1.2e-38 counts as 0, more than 3.4e38 as
+                that.
             top_k: N values; 0 and below are off.
             top_p: N values in (0, 1].
             min_p: N values in [0, 1].
             device: where the tensors go.
             allowed_mask: [V] or [N, V] bool on `device`, or None.
         """
-        # Below the normal numbers of float32 a temperature is 0 in one dtype and not in another.
-        temperature = [t if t >= torch.finfo(torch.float32).tiny else 0.0 for t in temperature]
+        # Below the normal numbers of float32 a temperature is 0 in one dtype and not in another;
+        # beyond them it is infinite in one, and what is masked would be NaN: -inf / inf.
+        limits = torch.finfo(torch.float32)
+        temperature = [min(t, limits.max) if t >= limits.tiny else 0.0 for t in temperature]
         sampled = [row for row, t in enumerate(temperature) if t > 0]
         is_open_nucleus = any(top_p[row] < 1 and top_k[row] <= 0 for row in sampled)
         max_top_k = max((top_k[row] for row in sampled), default=0)

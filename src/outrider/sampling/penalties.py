@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from outrider.sampling.processed_rows import ProcessedRows, TextSoFar
     from outrider.sampling_params import SamplingParams
 
+_MAX_REPETITION = 1e30
+"""A logit of up to 1e8 times so much is finite in float32, and no law tells more from it."""
+
 
 @dataclass(frozen=True)
 class Penalties:
@@ -81,11 +84,10 @@ class Penalties:
         counts.scatter_add_(-1, drafts.clamp(min=0), is_said.int())
         is_present = counts > 0
 
-        limits = torch.finfo(scores.dtype)
         repetition, frequency, presence = (
             column[rows.place].to(scores.dtype)
             for column in (
-                self.repetition.clamp(limits.tiny, limits.max),
+                self.repetition.clamp(1 / _MAX_REPETITION, _MAX_REPETITION),
                 self.frequency,
                 self.presence,
             )
