@@ -229,6 +229,20 @@ def test_bad_requests(async_llm: AsyncLLM, arguments: Any, reason: str) -> None:
     assert is_idle(async_llm)
 
 
+@pytest.mark.parametrize("request_id", [7, ["a", ["b"]], [{}], b"a"])
+def test_abort_of_what_is_no_id(async_llm: AsyncLLM, request_id: Any) -> None:
+    """It is told to who asks, and the engine goes on for the others."""
+
+    async def scenario() -> None:
+        reading = read(async_llm.generate(TEXTS[0], SHORT, "a"), RequestOutputKind.CUMULATIVE)
+        with pytest.raises((RequestError, TypeError)):
+            await asyncio.wait_for(async_llm.abort(request_id), 10)
+        assert len((await reading).outputs[0].token_ids) == 16
+
+    asyncio.run(scenario())
+    assert async_llm.is_running
+
+
 def test_bad_options(model_dir: Path) -> None:
     with pytest.raises(ConfigError, match="max_model_len"):
         AsyncLLM(model_dir, max_model_length=10)

@@ -118,8 +118,14 @@ class AsyncLLM(FrontEnd):
 
         Their iterators yield a last output with the finish reason "abort". An id that is unknown
         or finished is no error.
+
+        Raises:
+            RequestError: an id is no text.
         """
         request_ids = [request_id] if isinstance(request_id, str) else list(request_id)
+        for one in request_ids:
+            if not isinstance(one, str):
+                raise RequestError(f"request_id must be a text, got {shown(one)}")
         loop = asyncio.get_running_loop()
         is_done = asyncio.Event()
 
