@@ -253,10 +253,12 @@ def test_all_can_be_aborted_after_a_step_that_failed(phase: str) -> None:
     with pytest.raises(Failure):
         engine.step()
     assert "2" not in engine.scheduler
+    assert "2" not in [request.request_id for request in engine.scheduler._waiting]
     for name in NAMES:
         engine.abort_request(name)
     assert free_resources(engine) == everything
     assert not engine.has_unfinished_requests()
+    assert (engine.scheduler.num_running, engine.scheduler.num_waiting) == (0, 0)
     assert engine.step() == []
     again = start(engine)
     while engine.has_unfinished_requests():

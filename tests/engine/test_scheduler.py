@@ -167,7 +167,7 @@ def test_everybody_that_runs_keeps_a_block_to_grow() -> None:
 @pytest.mark.parametrize("k", [0, 3])
 @pytest.mark.parametrize("num_blocks", [11, 14, 20])
 def test_giving_way_is_rare(k: int, num_blocks: int) -> None:
-    """More is asked each time of what gave way before: rows are not run again and again."""
+    """It costs fewer rows than the requests have, since nobody is let in for a block or two."""
     steps = ScriptedSteps(k, num_blocks)
     for name in "abcdef":
         steps.add(name, 4, 40)
@@ -175,8 +175,8 @@ def test_giving_way_is_rare(k: int, num_blocks: int) -> None:
     while steps.scheduler.has_unfinished_requests:
         num_rows += sum(num_certain + drafts for _, num_certain, drafts in steps.step().values())
     assert steps.scheduler.num_preemptions > 0
-    assert max(request.num_preemptions for request in steps.requests.values()) <= 4
-    assert num_rows < 2.5 * 6 * 44
+    assert max(request.num_preemptions for request in steps.requests.values()) <= 2
+    assert num_rows < 2 * 6 * 44
 
 
 def test_a_request_that_could_never_run_is_no_request() -> None:

@@ -228,8 +228,8 @@ class Scheduler:
     def _admit(self, rows: _RowBudget) -> list[tuple[Request, RowSpan]]:
         """Lets those that wait run, while there are rows, and blocks for all tokens and a window.
 
-        Everybody that runs must also find the next block that it will need. Of one that had to
-        give way before, more is asked each time, or it would give way again and again.
+        Everybody that runs must also find the next block that it will need, or somebody would have
+        to give way at once.
         """
         manager = self._cache_manager
         admitted: list[tuple[Request, RowSpan]] = []
@@ -240,7 +240,7 @@ class Scheduler:
             num_tokens = self._num_reserved(request, len(request.token_ids) + window)
             if num_growing is None:
                 num_growing = sum(map(self._is_growing, self._running))
-            if not manager.can_allocate(num_tokens, num_growing * (1 + request.num_preemptions)):
+            if not manager.can_allocate(num_tokens, num_growing):
                 break
             request.row = manager.allocate(num_tokens)
             self._running.append(self._waiting.popleft())
