@@ -75,8 +75,36 @@ def test_everybody_says_what_it_says_alone(threshold: int, budget: int, disturba
     assert reasons[None] == len(workload.left)
     assert 0.1 < engine.metrics.acceptance_rate < 0.9
 
-    compared = [i for i, visit in enumerate(visits) if visit.is_reproducible]
+    compared, expected = assert_same(workload)
     assert len(compared) >= 170
+    for place in random.Random(threshold).sample(range(len(compared)), NUM_ALONE):
+        assert plainly([visits[compared[place]]], max_num_seqs=1) == [expected[place]]
+
+
+def test_drafts_that_are_looked_up() -> None:
+    """The other proposer, which keeps a text of its own for each request."""
+    engine = make(
+        MAX_K,
+        method="ngram",
+        prompt_lookup_min=1,
+        max_num_seqs=MAX_NUM_SEQS,
+        kv_cache_memory=NUM_BLOCKS * make(0).cache_plan.bytes_per_block,
+    )
+    workload = Workload(engine, random_visits(80, seed=2), disturbance=0.1)
+    workload.run()
+    assert engine.scheduler.num_preemptions >= 10
+    assert engine.metrics.num_accepted_tokens >= 10
+    assert_same(workload)
+
+
+def assert_same(workload: Workload) -> tuple[list[int], list[Said]]:
+    """Who says the same under any circumstances has said it, or as much of it as was asked for.
+
+    Returns:
+        The requests that were compared, and what they say.
+    """
+    visits = workload.visits
+    compared = [i for i, visit in enumerate(visits) if visit.is_reproducible]
     expected = plainly([visits[i] for i in compared], max_num_seqs=32)
     for i, alone in zip(compared, expected, strict=True):
         said = workload.said[i]
@@ -85,5 +113,4 @@ def test_everybody_says_what_it_says_alone(threshold: int, budget: int, disturba
             continue
         assert alone.token_ids[: len(said.token_ids)] == said.token_ids, visits[i]
         assert alone.text.startswith(said.text)
-    for place in random.Random(threshold).sample(range(len(compared)), NUM_ALONE):
-        assert plainly([visits[compared[place]]], max_num_seqs=1) == [expected[place]]
+    return compared, expected
