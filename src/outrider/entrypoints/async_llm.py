@@ -117,7 +117,8 @@ class AsyncLLM(FrontEnd):
         """End requests, and return when their blocks are free.
 
         Their iterators yield a last output with the finish reason "abort". An id that is unknown
-        or finished is no error.
+        or finished is no error, and one whose prompt is still being encoded is unknown: cancel the
+        task that reads it.
 
         Raises:
             RequestError: an id is no text.
