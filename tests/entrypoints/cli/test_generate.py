@@ -191,10 +191,10 @@ def test_the_bundled_checkpoint_is_the_default(
 ) -> None:
     import outrider.bundled
     import outrider.engine.engine
-    import outrider.entrypoints.llm
+    import outrider.entrypoints.front_end
 
     folder = Path(shutil.copytree(model_dir, tmp_path / "bundled"))
-    for module in (outrider.bundled, outrider.engine.engine, outrider.entrypoints.llm):
+    for module in (outrider.bundled, outrider.engine.engine, outrider.entrypoints.front_end):
         monkeypatch.setattr(module, "BUNDLED_MODEL_DIR", folder)
     assert main(["generate", "a", "--max-tokens", "2", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)["outputs"][0]["token_ids"]) == 2

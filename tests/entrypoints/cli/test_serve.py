@@ -16,6 +16,7 @@ import pytest
 import outrider.entrypoints.server
 from outrider.config import ServerConfig
 from outrider.entrypoints.cli import main
+from tests.entrypoints.plan_line import without_plan
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -144,7 +145,8 @@ def test_the_program_serves_until_a_signal_and_ends_with_0(model_dir: Path) -> N
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as program:
         assert program.stderr is not None
         try:
-            first = program.stderr.readline()
+            plan, first = program.stderr.readline(), program.stderr.readline()
+            assert without_plan(plan) == ""
             match = re.fullmatch(r"serving tiny on (http://127\.0\.0\.1:\d+)\n", first)
             assert match is not None, first
             url = match[1]
