@@ -10,6 +10,7 @@ import typer
 
 from outrider.config import EngineConfig
 from outrider.entrypoints.cli.options import (
+    DraftsPerStep,
     Options,
     take_speculative_options,
     takes_engine_options,
@@ -43,15 +44,7 @@ def generate(
     prompts_file: Annotated[
         Path | None, typer.Option("--prompts", metavar="FILE", help=PROMPTS_HELP)
     ] = None,
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "-k",
-            metavar="K",
-            help="Drafts per step, 0 to 8; 0 decodes plainly.",
-            show_default="3, or 0 without an MTP head",
-        ),
-    ] = None,
+    num_speculative_tokens: DraftsPerStep = None,
     is_json: Annotated[
         bool,
         typer.Option("--json", help="Print one line of JSON with texts, token ids and figures."),

@@ -38,6 +38,17 @@ Options = dict[str, Any]
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = 3
 
+DraftsPerStep = Annotated[
+    int | None,
+    typer.Option(
+        "-k",
+        metavar="K",
+        help="Drafts per step at most, 0 to 8; 0 decodes plainly.",
+        show_default=f"{DEFAULT_NUM_SPECULATIVE_TOKENS}, or 0 without an MTP head",
+    ),
+]
+"""The flag -k of a command that decodes with one number of drafts."""
+
 # Fields whose flag has other names than the field.
 _FLAG_NAMES = {
     "bad_words": ("--bad-word",),

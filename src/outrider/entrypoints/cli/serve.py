@@ -6,6 +6,7 @@ import typer
 
 from outrider.config import EngineConfig, ServerConfig
 from outrider.entrypoints.cli.options import (
+    DraftsPerStep,
     Options,
     take_speculative_options,
     takes_engine_options,
@@ -29,15 +30,7 @@ def serve(
         ),
     ] = None,
     *,
-    num_speculative_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "-k",
-            metavar="K",
-            help="Drafts per step at most, 0 to 8; 0 decodes plainly.",
-            show_default="3, or 0 without an MTP head",
-        ),
-    ] = None,
+    num_speculative_tokens: DraftsPerStep = None,
     seed: Annotated[
         int | None,
         typer.Option(
