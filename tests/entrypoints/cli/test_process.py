@@ -75,9 +75,15 @@ def test_a_terminal_without_unicode(model_dir: Path) -> None:
     assert "?" in out
 
 
+def heed_interrupts() -> None:
+    """A job that a shell began in the background ignores them, and so would its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_keyboard_interrupt() -> None:
     # As long as the bundled checkpoint's length allows: it takes many seconds.
-    process = start("generate", "a", "--max-tokens", "4000", "--ignore-eos")
+    arguments = ("generate", "a", "--max-tokens", "4000", "--ignore-eos")
+    process = start(*arguments, preexec_fn=heed_interrupts)
     assert process.stdout is not None
     # The first piece says that decoding is under way.
     assert process.stdout.read(1)
