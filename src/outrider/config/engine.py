@@ -65,6 +65,11 @@ NESTED_OPTIONS = {
     "compilation": "compilation_config",
     "rejection_sampler": "additional_config",
 }
+_NESTED_CLASSES = {
+    "speculative": SpeculativeConfig,
+    "compilation": CompilationConfig,
+    "rejection_sampler": RejectionSamplerConfig,
+}
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ class EngineConfig:
             check_int(name, getattr(self, name), 1)
         check_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         check_int("max_logprobs", self.max_logprobs, -1)
-        for name, cls in _nested_classes().items():
+        for name, cls in _NESTED_CLASSES.items():
             value = getattr(self, name)
             if not isinstance(value, cls) and not (name == "speculative" and value is None):
                 raise ConfigError(f"{name}: give a dict as {NESTED_OPTIONS[name]} to from_kwargs")
@@ -217,17 +222,9 @@ class EngineConfig:
             )
 
 
-def _nested_classes() -> dict[str, type]:
-    return {
-        "speculative": SpeculativeConfig,
-        "compilation": CompilationConfig,
-        "rejection_sampler": RejectionSamplerConfig,
-    }
-
-
 def _nested(name: str, values: dict[str, Any]) -> Any:
     """One nested object from its options, in which an unknown key is an error."""
-    cls = _nested_classes()[name]
+    cls = _NESTED_CLASSES[name]
     where = f"{NESTED_OPTIONS[name]}."
     if name == "rejection_sampler":
         where += "rejection_sampler_config."
