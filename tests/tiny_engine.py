@@ -160,6 +160,16 @@ class Decoded:
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
+def windows_by_length(result: Decoded) -> dict[int, tuple[int, int, int]]:
+    """The windows with drafts, by the number of tokens emitted before each."""
+    windows, emitted = {}, 0
+    for window in result.windows:
+        if window[0]:
+            windows[emitted] = window
+        emitted += window[2]
+    return windows
+
+
 def step(engine: LLMEngine, results: dict[str, Decoded]) -> None:
     """One step; what it yields is added to `results`, and every table is checked."""
     for output in engine.step():

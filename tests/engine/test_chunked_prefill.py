@@ -16,6 +16,7 @@ from tests.tiny_engine import (
     make_engine,
     random_prompts,
     tiny_model,
+    windows_by_length,
 )
 
 MAX_TOKENS = 10
@@ -112,13 +113,3 @@ def test_steps_without_drafts_lower_no_acceptance(period: int, chunk: int) -> No
         assert all(windows[length] == others[length] for length in shared)
         num_shared += len(shared)
     assert num_shared > 8
-
-
-def windows_by_length(result: Decoded) -> dict[int, tuple[int, int, int]]:
-    """The windows with drafts, by the number of tokens emitted before each."""
-    windows, emitted = {}, 0
-    for window in result.windows:
-        if window[0]:
-            windows[emitted] = window
-        emitted += window[2]
-    return windows

@@ -23,6 +23,7 @@ from tests.tiny_engine import (
     random_prompts,
     step,
     tiny_model,
+    windows_by_length,
 )
 
 K, MAX_TOKENS = 4, 24
@@ -275,16 +276,6 @@ def test_steps_without_drafts_in_between_lower_no_acceptance() -> None:
     shared = by_length[0].keys() & by_length[1].keys()
     assert len(shared) > 4
     assert all(by_length[0][length] == by_length[1][length] for length in shared)
-
-
-def windows_by_length(result: Decoded) -> dict[int, tuple[int, int, int]]:
-    """The windows with drafts, by the number of tokens emitted before each."""
-    windows, emitted = {}, 0
-    for window in result.windows:
-        if window[0]:
-            windows[emitted] = window
-        emitted += window[2]
-    return windows
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 5])
