@@ -101,7 +101,7 @@ class AsyncLLM(FrontEnd):
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> Prompt:
         """The prompt of one conversation, for `generate`; the arguments are those of `LLM.chat`."""
-        encoded = self._chat_renderer.encode_one(
+        encoded = self.chat_renderer.encode_one(
             messages,
             ChatOptions(
                 tools=tools,

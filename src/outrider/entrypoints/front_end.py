@@ -27,6 +27,11 @@ class FrontEnd:
         speculative_config: how to draft; None decodes plainly (K = 0).
         engine_options: as for `EngineConfig.from_kwargs`.
 
+    Attributes:
+        llm_engine: runs what is asked for.
+        generation_config: what the checkpoint asks for.
+        chat_renderer: turns conversations into prompts, with the checkpoint's template.
+
     Raises:
         OutriderError: an option or the checkpoint cannot be used.
     """
@@ -43,13 +48,13 @@ class FrontEnd:
         )
         self.llm_engine = LLMEngine.from_config(config)
         model_dir = BUNDLED_MODEL_DIR if config.model is None else config.model
-        self._generation_config = GenerationConfig.from_pretrained(model_dir)
-        self._chat_renderer = ChatRenderer(self.llm_engine.tokenizer, model_dir)
+        self.generation_config = GenerationConfig.from_pretrained(model_dir)
+        self.chat_renderer = ChatRenderer(self.llm_engine.tokenizer, model_dir)
         self._encoder = PromptEncoder(self.llm_engine.tokenizer)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the checkpoint's generation_config.json asks for."""
-        return self._generation_config.sampling_params
+        return self.generation_config.sampling_params
 
     def get_tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer."""

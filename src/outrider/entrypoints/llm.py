@@ -97,7 +97,7 @@ class LLM(FrontEnd):
             RequestError: one of them cannot run; none has run then.
             CheckpointError: the checkpoint's chat template is no valid one.
         """
-        encoded = self._chat_renderer.encode(
+        encoded = self.chat_renderer.encode(
             messages,
             ChatOptions(
                 tools=tools,

@@ -15,12 +15,10 @@ import uvicorn
 
 from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.entrypoints.async_llm import AsyncLLM
-from outrider.entrypoints.chat_renderer import ChatRenderer
 from outrider.entrypoints.server.app import Api, ServedModel, build_app
 from outrider.entrypoints.server.engine_client import AsyncLLMClient
 from outrider.entrypoints.server.gate import Gate
 from outrider.errors import ConfigError
-from outrider.generation_config import GenerationConfig
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -66,9 +64,9 @@ def served_model(llm: AsyncLLM, model_dir: Path) -> ServedModel:
     return ServedModel(
         tokenizer=engine.tokenizer,
         model_dir=model_dir,
-        chat_renderer=ChatRenderer(engine.tokenizer, model_dir),
+        chat_renderer=llm.chat_renderer,
         default_params=llm.get_default_sampling_params(),
-        max_new_tokens=GenerationConfig.from_pretrained(model_dir).max_new_tokens,
+        max_new_tokens=llm.generation_config.max_new_tokens,
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.config.max_num_seqs,
         max_logprobs=engine.config.max_logprobs,
