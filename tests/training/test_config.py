@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from outrider.errors import ConfigError
-from outrider.training.config import ScheduleConfig, TrainConfig
+from outrider.training.config import DataConfig, ScheduleConfig, TrainConfig
 from outrider.training.schedule import Progress, learning_rate_factor
 
 BUNDLED_TOML = Path(__file__).parents[2] / "configs" / "bundled.toml"
@@ -45,6 +45,10 @@ def test_types_follow_the_fields(tmp_path: Path) -> None:
         (RUN + BUDGET + "[loss]\ndepth_weights = 0.5\n", "depth_weights: a list is expected"),
         (RUN + BUDGET + "[loss]\ndepth_weights = []\n", "one weight a depth"),
         (RUN + BUDGET + "[optimizer]\nbetas = [0.9]\n", "betas: a list is expected"),
+        (RUN + BUDGET + '[data]\ntrain = "a"\n', 'train: a list is expected, such as ["a", "b"]'),
+        (RUN + BUDGET + '[data]\ntrain = ["a"]\n', "data.held_out: missing; data.train needs it"),
+        (RUN + BUDGET + '[data]\nheld_out = ["a"]\n', "data.train: missing; data.held_out"),
+        (RUN + BUDGET + '[data]\nsuffixes = ["py"]\n', "'py' does not start with a dot"),
         (RUN + BUDGET + "[data]\nbatch_size = 0\n", "data.batch_size: 0 is not at least 1"),
         (RUN + BUDGET + "[data]\nbatch_size = 1.5\n", "batch_size: 1.5 is not of type int"),
         (RUN + "[schedule\n", "not TOML"),
@@ -53,6 +57,22 @@ def test_types_follow_the_fields(tmp_path: Path) -> None:
 def test_mistakes_are_named(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
         read(tmp_path, text)
+
+
+def test_texts_are_named_by_paths(tmp_path: Path) -> None:
+    text = '[data]\ntrain = ["a", "b.jsonl"]\nheld_out = ["c"]\nsuffixes = [".py"]\n'
+    config = read(tmp_path, RUN + BUDGET + text)
+    assert config.data.train == (Path("a"), Path("b.jsonl"))
+    assert config.data.held_out == (Path("c"),)
+    assert config.data.suffixes == (".py",)
+
+
+def test_a_window_holds_an_ngram() -> None:
+    DataConfig(sequence_length=3).check_sequence_length(3)
+    with pytest.raises(
+        ConfigError, match=r"data\.sequence_length: 2 is below the model's ngram_size, 3"
+    ):
+        DataConfig(sequence_length=2).check_sequence_length(3)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -8,14 +8,16 @@ import torch
 from tokenizers import Tokenizer
 
 from outrider.errors import OutriderError
+from outrider.training.config import DataConfig
 from outrider.training.corpus import (
     HELD_OUT_MODULES,
-    Document,
     WindowSampler,
     collect_documents,
     encode_documents,
+    load_documents,
     pack,
 )
+from outrider.training.documents import Document
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
 
@@ -43,12 +45,22 @@ def test_held_out_modules_are_whole_and_apart() -> None:
     assert not any(source.split("/")[0] in ("test", "site-packages") for source in train)
 
 
-def test_unreadable_corpora_are_named(tmp_path: Path) -> None:
-    with pytest.raises(OutriderError, match="no Python source found"):
-        collect_documents(tmp_path)
-    (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
-    with pytest.raises(OutriderError, match=r"latin\.py: not UTF-8 text \(byte 2\)"):
-        collect_documents(tmp_path)
+def test_without_sources_it_is_the_standard_library() -> None:
+    train, held_out = load_documents(DataConfig())
+    assert train == collect_documents()
+    assert held_out == collect_documents(held_out=True)
+
+
+def test_named_sources_are_read_and_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
+    for name, text in (("a.py", "a\n"), ("b.py", "b\n"), ("c.md", "c\n"), ("d.bin", "d\n")):
+        (tmp_path / name).write_text(text)
+    train, held_out = load_documents(DataConfig(train=(tmp_path,), held_out=(tmp_path / "b.py",)))
+    assert [document.text for document in train] == ["a\n", "c\n"]
+    assert held_out == [Document((tmp_path / "b.py").as_posix(), "b\n")]
+    with pytest.raises(OutriderError, match=r"data\.train: every text in it is one of data\.held"):
+        load_documents(DataConfig(train=(tmp_path,), held_out=(tmp_path,)))
+    with pytest.raises(OutriderError, match=r"data\.held_out: .*absent: no such file or folder"):
+        load_documents(DataConfig(train=(tmp_path,), held_out=(tmp_path / "absent",)))
 
 
 def test_an_epoch_visits_every_window_once() -> None:

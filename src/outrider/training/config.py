@@ -20,9 +20,30 @@ _T = TypeVar("_T")
 class DataConfig:
     """What is read, and in which portions."""
 
-    root: Path | None = None  # folder of Python sources; None means the standard library
+    # Files and folders of text, see `read_documents`. Both or neither are named; neither means the
+    # Python sources of the standard library, less a fixed list of held-out modules.
+    train: tuple[Path, ...] = ()
+    held_out: tuple[Path, ...] = ()  # measured only
+    suffixes: tuple[str, ...] = (".py", ".md", ".rst", ".txt", ".json")  # read in folders
     sequence_length: int = 512  # rows of a window
     batch_size: int = 4  # windows of a step
+
+    def __post_init__(self) -> None:
+        """Checks that the texts to train on and to measure on are named together."""
+        for given, missing in (("train", "held_out"), ("held_out", "train")):
+            if getattr(self, given) and not getattr(self, missing):
+                raise ConfigError(f"data.{missing}: missing; data.{given} needs it beside it")
+        for suffix in self.suffixes:
+            if not suffix.startswith("."):
+                raise ConfigError(f"data.suffixes: {suffix!r} does not start with a dot")
+
+    def check_sequence_length(self, ngram_size: int) -> None:
+        """Raises a ConfigError where no window holds a whole n-gram of the model."""
+        if self.sequence_length < ngram_size:
+            raise ConfigError(
+                f"data.sequence_length: {self.sequence_length} is below the model's ngram_size, "
+                f"{ngram_size}"
+            )
 
 
 @dataclass(frozen=True)
@@ -164,7 +185,8 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
         if not isinstance(value, list) or (
             choices[-1] is not Ellipsis and len(value) != len(choices)
         ):
-            raise ConfigError(f"{where}: a list is expected, such as [0.5, 0.5]")
+            example = "[0.5, 0.5]" if choices[0] is float else '["a", "b"]'
+            raise ConfigError(f"{where}: a list is expected, such as {example}")
         return tuple(_convert(choices[0], item, where) for item in value)
     if hint is Path and isinstance(value, str):
         return Path(value)

@@ -1,7 +1,7 @@
-"""Text for training: the standard library's Python sources, packed into one array of token ids.
+"""Text for training: documents packed into one array of token ids, and windows of it.
 
-Runs before the first step: documents become one array of token ids, and the trainer reads fixed
-windows of it.
+Runs before the first step: the documents that the configuration names, or the standard library's
+Python sources, become one array of token ids, and the trainer reads fixed windows of it.
 
 Documents simply follow each other. The n-gram context of the model resets at the end-of-text id by
 the architecture; the delta-rule state, the convolutions and attention do not, and no boundary is
@@ -21,11 +21,14 @@ import numpy.typing as npt
 import torch
 
 from outrider.errors import OutriderError
+from outrider.training.documents import Document, read_documents, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from tokenizers import Tokenizer
+
+    from outrider.training.config import DataConfig
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -87,14 +90,6 @@ _SKIPPED_PREFIXES = ("_sysconfigdata", "__phello__", "config-")
 
 
 @dataclass(frozen=True)
-class Document:
-    """One source file."""
-
-    source: str  # path relative to the root it was found under, with forward slashes
-    text: str
-
-
-@dataclass(frozen=True)
 class TokenArray:
     """Packed documents."""
 
@@ -108,28 +103,41 @@ def stdlib_root() -> Path:
     return Path(sysconfig.get_paths()["stdlib"])
 
 
-def collect_documents(root: Path | None = None, *, held_out: bool = False) -> list[Document]:
-    """Reads the Python files below `root`, ordered by path.
+def load_documents(config: DataConfig) -> tuple[list[Document], list[Document]]:
+    """Reads the texts to train on and those that are only measured.
 
-    Args:
-        root: folder to read; None means the standard library.
-        held_out: False gives the files to train on, True only those of `HELD_OUT_MODULES`.
+    A text that is held out is not trained on, even where `train` names it as well.
 
     Raises:
-        OutriderError: no file was found, or one is not UTF-8.
+        OutriderError: nothing to read, or something that cannot be read, see `read_documents`.
     """
-    folder = stdlib_root() if root is None else root
+    if not config.train:
+        return collect_documents(), collect_documents(held_out=True)
+    held_out = read_documents("data.held_out", config.held_out, config.suffixes)
+    held_out_texts = {document.text for document in held_out}
+    train = [
+        document
+        for document in read_documents("data.train", config.train, config.suffixes)
+        if document.text not in held_out_texts
+    ]
+    if not train:
+        raise OutriderError("data.train: every text in it is one of data.held_out as well")
+    return train, held_out
+
+
+def collect_documents(*, held_out: bool = False) -> list[Document]:
+    """Reads the standard library's Python files, ordered by path.
+
+    Args:
+        held_out: False gives the files to train on, True only those of `HELD_OUT_MODULES`.
+    """
+    folder = stdlib_root()
     documents = [
-        Document(source, _read_text(folder / source))
+        Document(source, read_text(folder / source))
         for source in sorted(_python_sources(folder))
         if (source in HELD_OUT_MODULES) == held_out
     ]
-    documents = [document for document in documents if document.text.strip()]
-    if not documents:
-        raise OutriderError(
-            f"{folder}: no Python source found to {'evaluate' if held_out else 'train'} on"
-        )
-    return documents
+    return [document for document in documents if document.text.strip()]
 
 
 def encode_documents(tokenizer: Tokenizer, documents: Iterable[Document]) -> TokenArray:
@@ -215,12 +223,3 @@ def _python_sources(folder: Path) -> Iterator[str]:
         if any(part.startswith(_SKIPPED_PREFIXES) for part in relative.parts):
             continue
         yield source
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise OutriderError(f"{path}: not UTF-8 text (byte {error.start})") from error
-    except OSError as error:
-        raise OutriderError(f"{path}: cannot be read ({error.strerror})") from error

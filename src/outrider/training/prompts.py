@@ -10,11 +10,15 @@ import ast
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from outrider.training.corpus import Document, collect_documents
+from outrider.training.corpus import collect_documents
+
+if TYPE_CHECKING:
+    from outrider.training.documents import Document
 
 PROMPTS_FILE = "prompts.jsonl"
 MIN_TOKENS = 64

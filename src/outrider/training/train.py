@@ -16,7 +16,7 @@ from outrider.errors import OutriderError
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.training.config import TrainConfig
-from outrider.training.corpus import collect_documents, encode_documents
+from outrider.training.corpus import encode_documents, load_documents
 from outrider.training.export import export_checkpoint
 from outrider.training.trainer import Trainer, load_tokenizer
 
@@ -26,8 +26,11 @@ logger = logging.getLogger(__name__)
 def train(config: TrainConfig) -> None:
     """Builds corpus and model, trains, and exports to `output_dir/export`."""
     tokenizer = load_tokenizer(config.run.model_dir)
-    train_tokens = encode_documents(tokenizer, collect_documents(config.data.root))
-    held_out_tokens = encode_documents(tokenizer, collect_documents(held_out=True))
+    model_config = Qwen4ExpConfig.from_pretrained(config.run.model_dir)
+    config.data.check_sequence_length(model_config.ngram_size)
+    train_documents, held_out_documents = load_documents(config.data)
+    train_tokens = encode_documents(tokenizer, train_documents)
+    held_out_tokens = encode_documents(tokenizer, held_out_documents)
     for name, tokens in (("train", train_tokens), ("held out", held_out_tokens)):
         logger.info(
             "%s: %d documents, %d bytes, %d tokens",
@@ -36,7 +39,6 @@ def train(config: TrainConfig) -> None:
             tokens.num_bytes,
             len(tokens.token_ids),
         )
-    model_config = Qwen4ExpConfig.from_pretrained(config.run.model_dir)
     model = Qwen4ExpForCausalLM(model_config, num_mtp_layers=model_config.mtp_num_hidden_layers)
     model.init_weights(torch.Generator().manual_seed(config.run.seed))
     model.to(config.run.device)
