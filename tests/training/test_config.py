@@ -28,10 +28,12 @@ def test_the_bundled_file_is_read() -> None:
 
 def test_types_follow_the_fields(tmp_path: Path) -> None:
     text = RUN + BUDGET + "[loss]\ndepth_weights = [1, 0.5]\nmtp_weight = 1\ndetach_trunk = true\n"
+    text += 'kind = "lk"\n'
     config = read(tmp_path, text)
     assert config.loss.depth_weights == (1.0, 0.5)
     assert config.loss.mtp_weight == 1.0
     assert config.loss.detach_trunk is True
+    assert config.loss.kind == "lk"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +46,8 @@ def test_types_follow_the_fields(tmp_path: Path) -> None:
         (RUN + BUDGET + "[loss]\nmtp_weight = true\n", "mtp_weight: True is not of type float"),
         (RUN + BUDGET + "[loss]\ndepth_weights = 0.5\n", "depth_weights: a list is expected"),
         (RUN + BUDGET + "[loss]\ndepth_weights = []\n", "one weight a depth"),
+        (RUN + BUDGET + '[loss]\nkind = "mse"\n', "kind: 'mse' is not one of ce, kl, lk"),
+        (RUN + BUDGET + "[loss]\nlk_lambda = 1.5\n", "loss.lk_lambda: 1.5 is not between 0 and 1"),
         (RUN + BUDGET + "[optimizer]\nbetas = [0.9]\n", "betas: a list is expected"),
         (RUN + BUDGET + '[data]\ntrain = "a"\n', 'train: a list is expected, such as ["a", "b"]'),
         (RUN + BUDGET + '[data]\ntrain = ["a"]\n', "data.held_out: missing; data.train needs it"),

@@ -95,3 +95,81 @@ def test_chain_ends_at_the_first_disagreement() -> None:
     ]
     # Diagonals: (0,1,2) = T T T, (1,2,3) = T F, (2,3,4) = F.
     assert mtp_loss.num_chained(by_depth).tolist() == [[3, 1, 0]]
+
+
+# The example of the module: laws over two ids, by row.
+TRUNK_LAWS = [[0.1, 0.9], [0.75, 0.25], [0.5, 0.5]]
+HEAD_LAWS = [[0.5, 0.5], [0.25, 0.75], [0.9, 0.1]]
+KL_BY_ROW = (
+    0.75 * math.log(1.5) + 0.25 * math.log(0.5),
+    0.5 * math.log(2.0) + 0.5 * math.log(2 / 3),
+)
+TV_BY_ROW = (0.25, 0.25)
+
+
+def law_logits(laws: list[list[float]], shift: float = 3.0) -> torch.Tensor:
+    """Logits [1, T, V] of the laws, in float64; a common shift changes no law."""
+    return (torch.tensor([laws], dtype=torch.float64).log() + shift).requires_grad_()
+
+
+def test_kl_and_lk_of_the_example_by_hand() -> None:
+    trunk, head = law_logits(TRUNK_LAWS), law_logits(HEAD_LAWS, shift=-1.0)
+    kl, tv = sum(KL_BY_ROW) / 2, sum(TV_BY_ROW) / 2
+    assert (kl, tv) == (pytest.approx(0.1373, abs=1e-4), 0.25)
+    assert mtp_loss.draft_kl(trunk, head, 0).item() == pytest.approx(kl)
+    assert mtp_loss.draft_acceptance(trunk, head, 0).item() == pytest.approx(1 - tv)
+    for weight in (0.0, 0.3, 1.0):
+        expected = weight * kl + (1 - weight) * tv
+        assert mtp_loss.draft_lk(trunk, head, 0, weight).item() == pytest.approx(expected)
+    # At depth 1 the head's row 0 is out, at depth 2 no row of three is left.
+    assert mtp_loss.draft_kl(trunk, head, 1).item() == pytest.approx(KL_BY_ROW[1])
+    assert mtp_loss.draft_kl(trunk, head, 2).item() == 0.0
+
+
+def test_kl_teaches_the_head_alone_on_the_rows_that_count() -> None:
+    trunk, head = law_logits(TRUNK_LAWS), law_logits(HEAD_LAWS)
+    mtp_loss.draft_kl(trunk, head, 0).backward()
+    assert trunk.grad is None
+    assert head.grad is not None
+    # The gradient of KL(trunk || head) by the head's logits is the difference of the laws; the
+    # trunk's row 0 and the head's last row are in no comparison.
+    expected = [[(0.5 - 0.75) / 2, (0.5 - 0.25) / 2], [(0.25 - 0.5) / 2, (0.75 - 0.5) / 2], [0, 0]]
+    torch.testing.assert_close(head.grad, torch.tensor([expected], dtype=torch.float64))
+
+
+def test_total_variation_pulls_at_the_ids_with_too_much_mass() -> None:
+    trunk, head = law_logits(TRUNK_LAWS), law_logits(HEAD_LAWS)
+    mtp_loss.draft_lk(trunk, head, 0, 0.0).backward()
+    assert head.grad is not None
+    # Row 0: TV = 1/2 (3/4 - h + h' - 1/4) with h + h' = 1, so dTV/dh = -1, times h (1 - h), over
+    # two rows.
+    torch.testing.assert_close(
+        head.grad[0, 0], torch.tensor([-0.25 / 2, 0.25 / 2], dtype=torch.float64)
+    )
+
+
+def test_acceptance_is_the_mass_that_both_laws_share() -> None:
+    trunk, head = torch.randn(2, 6, 9), torch.randn(2, 6, 9)
+    shared = torch.minimum(trunk.softmax(-1)[:, 1:], head.softmax(-1)[:, :-1]).sum(-1)
+    assert mtp_loss.draft_acceptance(trunk, head, 0).item() == pytest.approx(shared.mean().item())
+    assert mtp_loss.draft_acceptance(trunk, head, 2).item() == pytest.approx(
+        shared[:, 2:].mean().item()
+    )
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_mask_leaves_out_rows(depth: int) -> None:
+    trunk, head = torch.randn(1, 5, 6), torch.randn(1, 5, 6)
+    window = torch.tensor([[A, B, C, D, E, A, B]])
+    mask = torch.tensor([[True, False, True, True, False]])
+    losses = (
+        lambda mask: mtp_loss.draft_loss(head, window, depth, mask),
+        lambda mask: mtp_loss.draft_kl(trunk, head, depth, mask),
+        lambda mask: mtp_loss.draft_lk(trunk, head, depth, 0.5, mask),
+        lambda mask: mtp_loss.draft_acceptance(trunk, head, depth, mask),
+    )
+    for loss in losses:
+        alone = [loss(torch.eye(5, dtype=torch.bool)[row][None]) for row in range(depth, 4)]
+        kept = [alone[row - depth] for row in range(depth, 4) if mask[0, row]]
+        assert loss(mask).item() == pytest.approx(torch.stack(kept).mean().item())
+        assert loss(torch.zeros_like(mask)).item() == 0.0

@@ -20,6 +20,7 @@ from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.models.qwen4_exp.weights import load_model
 from outrider.training import checkpoint as checkpoint_module
+from outrider.training import mtp_loss
 from outrider.training.config import DataConfig, LossConfig, RunConfig, ScheduleConfig, TrainConfig
 from outrider.training.corpus import TokenArray
 from outrider.training.export import export_checkpoint
@@ -195,6 +196,24 @@ def test_the_trunk_can_be_kept_from_the_heads_gradient() -> None:
         gradients[mtp_weight, detach] = grad
     torch.testing.assert_close(gradients[1.0, True], gradients[0.0, False])
     assert not torch.allclose(gradients[1.0, False], gradients[0.0, False])
+
+
+def test_the_kind_of_the_loss_is_the_heads() -> None:
+    window = torch.randint(1, VOCAB_SIZE, (2, 18))
+    model = tiny_model()
+    predictions = predict(model, window, 3)
+    trunk, heads = predictions.trunk, predictions.depths
+    expected = {
+        "ce": [mtp_loss.draft_loss(head, window, depth) for depth, head in enumerate(heads)],
+        "kl": [mtp_loss.draft_kl(trunk, head, depth) for depth, head in enumerate(heads)],
+        "lk": [mtp_loss.draft_lk(trunk, head, depth, 0.2) for depth, head in enumerate(heads)],
+    }
+    for kind, depths in expected.items():
+        config = LossConfig(kind=kind, lk_lambda=0.2, router_balance_weight=0.0)
+        losses = joint_loss(predictions, window, config, model.config.num_experts_per_tok)
+        assert losses.to_dict()["depths"] == [loss.item() for loss in depths], kind
+        head = mtp_loss.weighted_depth_loss(depths, config.depth_weights)
+        assert losses.total.item() == pytest.approx((losses.trunk + 0.3 * head).item()), kind
 
 
 def test_only_the_index_loss_trains_the_indexer() -> None:

@@ -9,9 +9,11 @@ import types
 import typing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from outrider.errors import ConfigError
+
+LossKind = Literal["ce", "kl", "lk"]
 
 _T = TypeVar("_T")
 
@@ -50,6 +52,10 @@ class DataConfig:
 class LossConfig:
     """The terms beside the trunk's cross entropy, which has weight 1."""
 
+    # What the head is held to: "ce" the ids of the text, "kl" and "lk" the trunk's law of them.
+    kind: LossKind = "ce"
+    # Of "lk" alone: the weight of KL, the rest is that of total variation.
+    lk_lambda: float = 0.5
     # One weight a depth that the head is unrolled to; FastMTP's, arXiv:2509.18362.
     depth_weights: tuple[float, ...] = (0.51, 0.31, 0.18)
     # Adam's step on the head's own parameters does not depend on this weight; it decides how much
@@ -62,6 +68,13 @@ class LossConfig:
     # The indexer learns from this alone (no gradient passes through a choice of blocks), and
     # nothing else feels it.
     index_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Checks each value."""
+        if not self.depth_weights or min(self.depth_weights) < 0 or sum(self.depth_weights) <= 0:
+            raise ConfigError("loss.depth_weights: one weight a depth, none negative, not all zero")
+        if not 0.0 <= self.lk_lambda <= 1.0:
+            raise ConfigError(f"loss.lk_lambda: {self.lk_lambda} is not between 0 and 1")
 
 
 @dataclass(frozen=True)
@@ -120,12 +133,6 @@ class TrainConfig:
         """Checks what no single field can."""
         if self.schedule.max_tokens is None and self.schedule.max_minutes is None:
             raise ConfigError("schedule: set max_tokens, max_minutes or both")
-        if (
-            not self.loss.depth_weights
-            or min(self.loss.depth_weights) < 0
-            or sum(self.loss.depth_weights) <= 0
-        ):
-            raise ConfigError("loss.depth_weights: one weight a depth, none negative, not all zero")
         if not 0.0 <= self.schedule.decay_fraction <= 1.0:
             raise ConfigError(
                 f"schedule.decay_fraction: {self.schedule.decay_fraction} is not between 0 and 1"
@@ -188,6 +195,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
             example = "[0.5, 0.5]" if choices[0] is float else '["a", "b"]'
             raise ConfigError(f"{where}: a list is expected, such as {example}")
         return tuple(_convert(choices[0], item, where) for item in value)
+    if typing.get_origin(hint) is Literal:
+        if value not in typing.get_args(hint):
+            raise ConfigError(
+                f"{where}: {value!r} is not one of {', '.join(typing.get_args(hint))}"
+            )
+        return value
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Losses:
-    """Scalars of one batch, nats where they are cross entropies, still attached to the graph."""
+    """Scalars of one batch, still attached to the graph."""
 
     total: Tensor
-    trunk: Tensor
-    depths: list[Tensor]  # one a depth
+    trunk: Tensor  # cross entropy, nats
+    depths: list[Tensor]  # one a depth, of the kind that the configuration names
     router_balance: Tensor
     index: Tensor
 
@@ -101,7 +101,7 @@ def joint_loss(
     """
     trunk = mtp_loss.next_token_loss(predictions.trunk, window)
     depths = [
-        mtp_loss.draft_loss(logits, window, depth)
+        depth_loss(predictions.trunk, logits, window, depth, config)
         for depth, logits in enumerate(predictions.depths)
     ]
     balance = mtp_loss.load_balancing_loss(predictions.router_logits, num_experts_per_tok)
@@ -115,3 +115,30 @@ def joint_loss(
         + config.index_weight * index
     )
     return Losses(total, trunk, depths, balance, index)
+
+
+def depth_loss(
+    trunk_logits: Tensor,
+    logits: Tensor,
+    window: Tensor,
+    spec_step_idx: int,
+    config: LossConfig,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The head's loss at one depth, of the kind that the configuration names.
+
+    Args:
+        trunk_logits: [B, T, V]; they teach and get no gradient.
+        logits: [B, T, V], the head's at this depth.
+        window: [B, T+2] int64.
+        spec_step_idx: the depth, 0-based.
+        config: kind and lambda.
+        mask: [B, T] bool, rows of the head that count; None is all of them.
+    """
+    match config.kind:
+        case "ce":
+            return mtp_loss.draft_loss(logits, window, spec_step_idx, mask)
+        case "kl":
+            return mtp_loss.draft_kl(trunk_logits, logits, spec_step_idx, mask)
+        case "lk":
+            return mtp_loss.draft_lk(trunk_logits, logits, spec_step_idx, config.lk_lambda, mask)
