@@ -115,12 +115,20 @@ class LLM(FrontEnd):
         Args:
             k: drafts per step; 0 decodes plainly.
         """
+        speculative = self.llm_engine.config.speculative or SpeculativeConfig()
+        return self.with_speculative(replace(speculative, num_speculative_tokens=k) if k else None)
+
+    def with_speculative(self, speculative: SpeculativeConfig | None) -> LLM:
+        """The same weights with another way to draft, and with caches of their own.
+
+        Args:
+            speculative: None decodes plainly.
+
+        Raises:
+            ConfigError: the head is to draft, and the weights were loaded without it.
+        """
         engine = self.llm_engine
-        speculative = engine.config.speculative or SpeculativeConfig()
-        config = replace(
-            engine.config,
-            speculative=replace(speculative, num_speculative_tokens=k) if k else None,
-        )
+        config = replace(engine.config, speculative=speculative)
         other = copy.copy(self)
         other.llm_engine = LLMEngine(config, engine.model, engine.tokenizer)
         return other
