@@ -103,10 +103,13 @@ def test_a_failed_write_changes_nothing(
 
 def test_a_new_directory_has_ordinary_permissions(tmp_path: Path) -> None:
     (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "file").touch()
     config = tiny_config()
     save_checkpoint(random_model(config), config, tmp_path / "out")
     modes = {oct(os.stat(tmp_path / name).st_mode) for name in ("plain", "out")}
     assert len(modes) == 1
+    names = ("plain/file", "out/model.safetensors", "out/config.json")
+    assert len({oct(os.stat(tmp_path / name).st_mode) for name in names}) == 1
 
 
 @pytest.mark.parametrize("max_shard_bytes", [None, 20_000])

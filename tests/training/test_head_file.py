@@ -76,7 +76,8 @@ def test_a_perturbed_head_goes_in_and_nothing_else_changes(
     with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
     assert check_same_trunk(checkpoint, tmp_path / "out") == len(before) - NUM_HEAD_TENSORS
-    assert (tmp_path / "out").stat().st_mode == checkpoint.stat().st_mode
+    for name in ("", "model.safetensors", "config.json"):
+        assert (tmp_path / "out" / name).stat().st_mode == (checkpoint / name).stat().st_mode
     loaded = load_model(tmp_path / "out")
     assert torch.equal(
         loaded.get_parameter("mtp.fc_hidden.weight"), moved["mtp.fc_hidden.weight"].float()

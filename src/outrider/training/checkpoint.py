@@ -7,10 +7,11 @@ import shutil
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from outrider.errors import OutriderError
-from outrider.models.qwen4_exp.checkpoint_writer import flush_to_disk
+from outrider.models.qwen4_exp.checkpoint_writer import flush_to_disk, give_ordinary_permissions
 from outrider.training.schedule import Progress
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _PROGRESS_FILE = "progress.json"
 _PREFIX = "step-"
+_UNFINISHED = ".tmp"
 # What AdamW keeps for each parameter.
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
@@ -33,29 +35,32 @@ def save_training_checkpoint(
 ) -> Path:
     """Writes `folder/step-00001234` by way of a temporary folder that is renamed when complete.
 
-    A crash or a full disk in between leaves the earlier checkpoints as they were.
+    A crash or a full disk in between leaves the earlier checkpoints as they were. A checkpoint of
+    this step that is there already is kept: a step always leads to the same weights.
 
     Raises:
         OutriderError: the files could not be written.
     """
     target = folder / f"{_PREFIX}{progress.step:08d}"
-    temporary = folder / f".{target.name}.tmp"
+    if target.exists():
+        return target
+    temporary = folder / f".{target.name}{_UNFINISHED}"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         save_file(_contiguous(model.state_dict()), temporary / _MODEL_FILE)
         save_file(_optimizer_tensors(model, optimizer), temporary / _OPTIMIZER_FILE)
         (temporary / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)), encoding="utf-8")
-        for path in temporary.iterdir():
+        for path in (*temporary.iterdir(), temporary):
+            give_ordinary_permissions(path)
             flush_to_disk(path)
-        shutil.rmtree(target, ignore_errors=True)
         temporary.rename(target)
         flush_to_disk(folder)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise OutriderError(
-            f"{target}: the checkpoint could not be written ({error.strerror or error}); "
-            "earlier ones are untouched"
+            f"{target}: the checkpoint could not be written "
+            f"({getattr(error, 'strerror', None) or error}); earlier ones are untouched"
         ) from error
     return target
 
@@ -63,13 +68,19 @@ def save_training_checkpoint(
 def load_training_checkpoint(
     checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Progress:
-    """Restores weights and optimiser in place and returns the progress."""
+    """Restores weights and optimiser in place and returns the progress.
+
+    Raises:
+        OutriderError: a file is missing or damaged, or the checkpoint is of another model.
+    """
     try:
         progress = Progress(**json.loads((checkpoint / _PROGRESS_FILE).read_text(encoding="utf-8")))
-        model.load_state_dict(load_file(checkpoint / _MODEL_FILE), strict=True)
+        weights = load_file(checkpoint / _MODEL_FILE)
         tensors = load_file(checkpoint / _OPTIMIZER_FILE)
-    except (OSError, ValueError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise OutriderError(f"{checkpoint}: not a checkpoint of this run ({error})") from error
+    _check_names_and_shapes(checkpoint, weights, model.state_dict())
+    model.load_state_dict(weights)
     for name, parameter in model.named_parameters():
         if f"exp_avg.{name}" in tensors:
             # `step` stays on the CPU unless the optimiser is fused on the parameter's device.
@@ -79,15 +90,34 @@ def load_training_checkpoint(
     return progress
 
 
+def _check_names_and_shapes(
+    checkpoint: Path, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> None:
+    for name in sorted(weights.keys() | expected.keys()):
+        there, wanted = (
+            tuple(tensors[name].shape) if name in tensors else None
+            for tensors in (weights, expected)
+        )
+        if there != wanted:
+            raise OutriderError(
+                f"{checkpoint}: not a checkpoint of this run ({name} is "
+                f"{there or 'missing'}, the model has {wanted or 'none of that name'}); "
+                "name another run.output_dir, or delete it"
+            )
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
     """Returns the complete checkpoint with the highest step, or None."""
     return max(folder.glob(f"{_PREFIX}*"), default=None)
 
 
 def delete_old_checkpoints(folder: Path, num_kept: int) -> None:
-    """Deletes all but the newest `num_kept`."""
+    """Deletes all but the newest `num_kept`, and what a crash left half written or half deleted."""
     for checkpoint in sorted(folder.glob(f"{_PREFIX}*"))[:-num_kept]:
-        shutil.rmtree(checkpoint)
+        # Under its own name there is only ever a whole checkpoint.
+        checkpoint.rename(folder / f".{checkpoint.name}{_UNFINISHED}")
+    for unfinished in folder.glob(f".{_PREFIX}*{_UNFINISHED}"):
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -59,7 +59,7 @@ class LossConfig:
     # One weight a depth that the head is unrolled to; FastMTP's, arXiv:2509.18362.
     depth_weights: tuple[float, ...] = (0.51, 0.31, 0.18)
     # Adam's step on the head's own parameters does not depend on this weight; it decides how much
-    # the trunk and the shared embedding listen to the head.
+    # the trunk and the shared embedding listen to the head. 0 trains a trunk without a head.
     mtp_weight: float = 0.3
     # True hides the trunk from the head's gradient. False costs nothing and makes the streams
     # easier to continue from.
@@ -75,6 +75,11 @@ class LossConfig:
             raise ConfigError("loss.depth_weights: one weight a depth, none negative, not all zero")
         if not 0.0 <= self.lk_lambda <= 1.0:
             raise ConfigError(f"loss.lk_lambda: {self.lk_lambda} is not between 0 and 1")
+
+    @property
+    def num_depths(self) -> int:
+        """How often the head is unrolled in training; 0 where no head is trained."""
+        return len(self.depth_weights) if self.mtp_weight else 0
 
 
 @dataclass(frozen=True)
@@ -106,14 +111,17 @@ class ScheduleConfig:
 class RunConfig:
     """Where results go and how often."""
 
-    model_dir: Path  # config.json and the tokenizer; weights are made anew
-    output_dir: Path
-    device: str = "cpu"
+    model_dir: Path  # config.json and the tokenizer
+    output_dir: Path  # log, loss plot, checkpoints and the export; a run in it goes on
+    # A checkpoint with the same config.json to take the first weights from; None makes them anew.
+    # Where it has no head, the head alone is made anew. The optimiser starts fresh either way.
+    init_from: Path | None = None
+    device: str = "auto"  # "cpu", "cuda:1", ...; "auto" is the accelerator at hand, or else the CPU
     seed: int = 1234
     log_every_steps: int = 10
     eval_every_steps: int = 200
     num_eval_windows: int = 16
-    checkpoint_every_minutes: float = 5.0
+    checkpoint_every_minutes: float = 5.0  # 0 is after each step
     num_kept_checkpoints: int = 2
     # Compiles the element-wise parts with torch.compile: a minute at the start, less time a step.
     compile: bool = False
@@ -147,6 +155,25 @@ class TrainConfig:
         ):
             if value < 1:
                 raise ConfigError(f"{name}: {value} is not at least 1")
+        self._check_not_negative()
+
+    def _check_not_negative(self) -> None:
+        for name, value in (
+            ("loss.mtp_weight", self.loss.mtp_weight),
+            ("loss.router_balance_weight", self.loss.router_balance_weight),
+            ("loss.index_weight", self.loss.index_weight),
+            ("optimizer.learning_rate", self.optimizer.learning_rate),
+            ("optimizer.weight_decay", self.optimizer.weight_decay),
+            ("optimizer.max_grad_norm", self.optimizer.max_grad_norm),
+            ("run.checkpoint_every_minutes", self.run.checkpoint_every_minutes),
+            ("schedule.max_tokens", self.schedule.max_tokens),
+            ("schedule.max_minutes", self.schedule.max_minutes),
+            ("schedule.warmup_steps", self.schedule.warmup_steps),
+            ("schedule.final_fraction", self.schedule.final_fraction),
+        ):
+            # Written so that a NaN is refused as well.
+            if value is not None and not value >= 0:
+                raise ConfigError(f"{name}: {value} is not at least 0")
 
     @classmethod
     def from_toml(cls, path: Path) -> TrainConfig:

@@ -30,7 +30,7 @@ from outrider.models.qwen4_exp.checkpoint_names import (
     make_load_plan,
     no_head_error,
 )
-from outrider.models.qwen4_exp.checkpoint_writer import flush_to_disk
+from outrider.models.qwen4_exp.checkpoint_writer import flush_to_disk, give_ordinary_permissions
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 
@@ -113,12 +113,9 @@ def stitch_head(model_dir: Path, head_file: Path, output_dir: Path) -> None:
         try:
             _copy_other_files(model_dir, staging)
             _write_weights(model_dir, head, staging)
-            for path in staging.iterdir():
+            for path in (*staging.iterdir(), staging):
+                give_ordinary_permissions(path)
                 flush_to_disk(path)
-            flush_to_disk(staging)
-            # mkdtemp makes it private; a checkpoint has the permissions of any other new folder.
-            output_dir.mkdir(exist_ok=True)
-            staging.chmod(output_dir.stat().st_mode)
             staging.rename(output_dir)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
@@ -214,6 +211,7 @@ def _write_head(tensors: dict[str, Tensor], head_file: Path) -> None:
     try:
         head_file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, temporary, metadata=_METADATA)
+        give_ordinary_permissions(temporary)
         flush_to_disk(temporary)
         temporary.replace(head_file)
     except (OSError, SafetensorError) as error:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.models.qwen4_exp.decoder_layer import SequenceOptions
+from outrider.models.qwen4_exp.decoder_layer import SequenceOptions, SequenceOutput
 from outrider.training import mtp_loss
 
 if TYPE_CHECKING:
@@ -59,23 +59,26 @@ def predict(
     """Runs the trunk, then the head to `num_depths`.
 
     Args:
-        model: with an MTP head.
+        model: with an MTP head, unless `num_depths` is 0.
         window: [B, T+2] int64.
-        num_depths: how often the head feeds itself; what is trained is what drafting does.
+        num_depths: how often the head feeds itself; what is trained is what drafting does. 0 runs
+            the trunk alone.
         detach_trunk: keep the head's gradient from the trunk's streams and the embedding.
         dense_attention: attend to everything visible. Training does, so that the indexers learn
             what dense attention looks at and nothing depends on what they choose before.
         want_index_losses: compute what the indexers are trained on.
     """
-    if model.mtp is None:
-        raise ValueError("the model has no MTP head to train")
     options = SequenceOptions(dense_attention, want_index_losses)
     trunk = model.model.forward_sequence(mtp_loss.input_ids(window), options)
-    streams = trunk.streams
-    next_embeds = model.model.embed_tokens(mtp_loss.next_ids(window))
-    if detach_trunk:
-        streams, next_embeds = streams.detach(), next_embeds.detach()
-    depths = model.mtp.unroll(streams, next_embeds, num_depths, options)
+    depths: list[SequenceOutput] = []
+    if num_depths:
+        if model.mtp is None:
+            raise ValueError("the model has no MTP head to train")
+        streams = trunk.streams
+        next_embeds = model.model.embed_tokens(mtp_loss.next_ids(window))
+        if detach_trunk:
+            streams, next_embeds = streams.detach(), next_embeds.detach()
+        depths = model.mtp.unroll(streams, next_embeds, num_depths, options)
     router_logits, index_losses = tuple(trunk.router_logits), tuple(trunk.index_losses)
     for depth in depths:
         router_logits += tuple(depth.router_logits)
@@ -108,12 +111,10 @@ def joint_loss(
     index = trunk.new_zeros(())
     if predictions.index_losses:
         index = torch.stack(list(predictions.index_losses)).sum()
-    total = (
-        trunk
-        + config.mtp_weight * mtp_loss.weighted_depth_loss(depths, config.depth_weights)
-        + config.router_balance_weight * balance
-        + config.index_weight * index
-    )
+    total = trunk + config.router_balance_weight * balance + config.index_weight * index
+    if depths:
+        head = mtp_loss.weighted_depth_loss(depths, config.depth_weights)
+        total = total + config.mtp_weight * head
     return Losses(total, trunk, depths, balance, index)
 
 

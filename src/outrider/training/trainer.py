@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from tokenizers import Tokenizer
@@ -23,10 +23,11 @@ from outrider.training.compiled import compile_hot_methods
 from outrider.training.corpus import TokenArray, WindowSampler
 from outrider.training.evaluation import Evaluation, evaluate, evaluation_windows
 from outrider.training.objective import Losses, joint_loss, predict
+from outrider.training.run_log import LOG_FILE, RunLog
 from outrider.training.schedule import Progress, learning_rate_factor
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
@@ -52,8 +53,38 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
 
 
+class TrainingListener(Protocol):
+    """Is told of a run as it goes, within the run's own time."""
+
+    def on_step(self, progress: Progress, fraction: float, num_tokens_per_s: float) -> None:
+        """After each step.
+
+        Args:
+            progress: how far the run has come.
+            fraction: of the budget that is used, over 1 after the last step.
+            num_tokens_per_s: of this step alone.
+        """
+
+    def on_record(self, record: Mapping[str, Any]) -> None:
+        """After each record of the log, "kind" is "train" or "eval"."""
+
+
+@dataclass
+class _Speed:
+    """Of the steps since the last record, evaluations and checkpoints aside."""
+
+    num_tokens: int = 0
+    elapsed_s: float = 0.0
+
+    def add(self, num_tokens: int, elapsed_s: float) -> None:
+        self.num_tokens += num_tokens
+        self.elapsed_s += elapsed_s
+
+
 class Trainer:
     """Trains trunk and head together until the budget of the schedule is used up.
+
+    Where the weight of the head's loss is 0, it trains the trunk alone.
 
     A step is a function of the weights, the optimiser's state and the step number, so that a run
     resumed from a checkpoint continues as if it had not stopped (to the bit, with a token budget).
@@ -66,14 +97,20 @@ class Trainer:
         *,
         train_tokens: TokenArray,
         held_out_tokens: TokenArray,
+        listeners: Sequence[TrainingListener] = (),
     ) -> None:
         """Makes the optimiser and takes up the newest checkpoint of the output folder, if any.
 
         Args:
-            model: with an MTP head, initialised, on the device to train on.
+            model: with an MTP head if one is to be trained, initialised, on the device to train on.
             config: of the run.
             train_tokens: packed documents.
             held_out_tokens: packed documents that are only measured.
+            listeners: are told of steps and records.
+
+        Raises:
+            OutriderError: the texts are too short, the output folder cannot be written, or what
+                it holds is no run of this model.
         """
         self.model = model
         self.progress = Progress()
@@ -92,24 +129,43 @@ class Trainer:
         self._bytes_per_token = held_out_tokens.num_bytes / len(held_out_tokens.token_ids)
         if config.run.compile:
             compile_hot_methods(model)
+        self._listeners = listeners
+        self._is_stopping = False
         self._checkpoints = config.run.output_dir / "checkpoints"
-        self._log_path = config.run.output_dir / "log.jsonl"
-        config.run.output_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            self._checkpoints.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OutriderError(
+                f"{self._checkpoints}: cannot be made ({error.strerror or error})"
+            ) from error
         newest = latest_checkpoint(self._checkpoints)
         if newest is not None:
             self.progress = load_training_checkpoint(newest, model, self._optimizer)
-            logger.info("resumed from %s", newest)
+            logger.info("going on from %s", newest)
+        self._log_file = RunLog(config.run.output_dir / LOG_FILE, self.progress.step)
 
-    def train(self) -> Evaluation:
-        """Runs to the end of the budget, writes a last checkpoint and evaluates there."""
+    def train(self) -> Evaluation | None:
+        """Runs to the end of the budget, writes a last checkpoint and evaluates there.
+
+        Returns:
+            The last evaluation, or None where `request_stop` ended the run before; it goes on from
+            the checkpoint that was written then.
+        """
         config = self._config
         last_checkpoint_s = self.progress.elapsed_s
-        for losses, grad_norm, num_tokens_per_s in self._steps():
+        speed = _Speed()
+        for losses, grad_norm, step_s in self._steps():
             step = self.progress.step
+            speed.add(self._num_tokens_per_step, step_s)
             if step % config.run.log_every_steps == 0:
+                tokens_per_s = speed.num_tokens / speed.elapsed_s
                 self._log(
-                    "train", grad_norm=grad_norm, tokens_per_s=num_tokens_per_s, **losses.to_dict()
+                    "train", grad_norm=grad_norm, tokens_per_s=tokens_per_s, **losses.to_dict()
                 )
+                speed = _Speed()
+            if self._is_stopping:
+                self.save()
+                return None
             if step % config.run.eval_every_steps == 0:
                 self.evaluate()
             if (
@@ -121,6 +177,10 @@ class Trainer:
         self.save()
         logger.info("budget used up at step %d", self.progress.step)
         return self.evaluate()
+
+    def request_stop(self) -> None:
+        """Makes `train` end after the step that runs, with a checkpoint; from any thread."""
+        self._is_stopping = True
 
     def step(self) -> tuple[Losses, float]:
         """Trains on one batch; returns its losses and the gradient's norm before clipping.
@@ -150,7 +210,7 @@ class Trainer:
         evaluation = evaluate(
             self.model,
             self._eval_windows,
-            num_depths=len(self._config.loss.depth_weights),
+            num_depths=self._config.loss.num_depths,
             bytes_per_token=self._bytes_per_token,
             batch_size=self._config.data.batch_size,
         )
@@ -163,42 +223,51 @@ class Trainer:
         delete_old_checkpoints(self._checkpoints, self._config.run.num_kept_checkpoints)
 
     def _steps(self) -> Iterator[tuple[Losses, float, float]]:
+        """Losses, norm of the gradient and seconds of each step up to the end of the budget."""
         before_s = self.progress.elapsed_s
-        start = mark = time.monotonic()
-        tokens_at_mark = self.progress.num_tokens
+        start = time.monotonic()
         while self.progress.fraction(self._config.schedule) < 1.0:
+            mark = time.monotonic()
             losses, grad_norm = self.step()
             end = time.monotonic()
-            self.progress.elapsed_s = before_s + end - start
-            yield losses, grad_norm, (self.progress.num_tokens - tokens_at_mark) / (end - mark)
             # Evaluation and checkpoints use up the budget but are no part of the speed.
-            mark, tokens_at_mark = time.monotonic(), self.progress.num_tokens
+            self.progress.elapsed_s = before_s + end - start
+            step_s = end - mark
+            fraction = self.progress.fraction(self._config.schedule)
+            for listener in self._listeners:
+                listener.on_step(self.progress, fraction, self._num_tokens_per_step / step_s)
+            yield losses, grad_norm, step_s
 
     def _losses(self, window: Tensor) -> Losses:
         loss = self._config.loss
         predictions = predict(
             self.model,
             window,
-            len(loss.depth_weights),
+            loss.num_depths,
             detach_trunk=loss.detach_trunk,
             dense_attention=True,
             want_index_losses=loss.index_weight > 0,
         )
         return joint_loss(predictions, window, loss, self.model.config.num_experts_per_tok)
 
+    @property
+    def _num_tokens_per_step(self) -> int:
+        return self._config.data.batch_size * self._config.data.sequence_length
+
     def _log(self, kind: str, **values: Any) -> None:
-        record = {
-            "kind": kind,
-            "step": self.progress.step,
-            "num_tokens": self.progress.num_tokens,
-            "elapsed_s": round(self.progress.elapsed_s, 1),
-            "learning_rate": self._optimizer.param_groups[0]["lr"],
-            **{name: _rounded(value) for name, value in values.items()},
-        }
-        line = json.dumps(record)
-        logger.info("%s", line)
-        with self._log_path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        record = self._log_file.write(
+            {
+                "kind": kind,
+                "step": self.progress.step,
+                "num_tokens": self.progress.num_tokens,
+                "elapsed_s": round(self.progress.elapsed_s, 1),
+                "budget_used": self.progress.fraction(self._config.schedule),
+                "learning_rate": self._optimizer.param_groups[0]["lr"],
+                **values,
+            }
+        )
+        for listener in self._listeners:
+            listener.on_record(record)
 
 
 def load_tokenizer(model_dir: Path) -> Tokenizer:
@@ -210,9 +279,3 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         raise OutriderError(f"{path}: cannot be read ({error.strerror})") from error
     except Exception as error:  # the library raises nothing more specific
         raise OutriderError(f"{path}: not a tokenizer ({error})") from error
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value

@@ -10,6 +10,7 @@ from outrider.entrypoints.cli.check import check
 from outrider.entrypoints.cli.generate import generate
 from outrider.entrypoints.cli.run import EXIT_ERROR, make_app, run
 from outrider.entrypoints.cli.serve import serve
+from outrider.entrypoints.cli.train import train
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ app = make_app("outrider")
 app.command()(generate)
 app.command()(check)
 app.command()(serve)
+app.command()(train)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from outrider.errors import CheckpointError
@@ -59,9 +60,10 @@ def save_checkpoint(
             _publish(staging, out_dir)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise CheckpointError(
-            f"{out_dir}: the checkpoint could not be written: {error.strerror or error}"
+            f"{out_dir}: the checkpoint could not be written: "
+            f"{getattr(error, 'strerror', None) or error}"
         ) from None
 
 
@@ -158,12 +160,10 @@ def _write_json(path: Path, value: object) -> None:
 def _publish(staging: Path, out_dir: Path) -> None:
     """Move complete files to where they are looked for."""
     for path in staging.iterdir():
+        give_ordinary_permissions(path)
         flush_to_disk(path)
     if not out_dir.exists():
-        # mkdtemp makes it private; a checkpoint has the permissions of any other new directory.
-        umask = os.umask(0)
-        os.umask(umask)
-        staging.chmod(0o777 & ~umask)
+        give_ordinary_permissions(staging)
         staging.rename(out_dir)
         return
     new = {path.name for path in staging.iterdir()}
@@ -176,6 +176,16 @@ def _publish(staging: Path, out_dir: Path) -> None:
     ):
         if path.name not in new:
             path.unlink(missing_ok=True)
+
+
+def give_ordinary_permissions(path: Path) -> None:
+    """Gives a file or folder the permissions of any other new one.
+
+    What was written under a temporary name is private, in safetensors as well.
+    """
+    umask = os.umask(0)
+    os.umask(umask)
+    path.chmod((0o777 if path.is_dir() else 0o666) & ~umask)
 
 
 def flush_to_disk(path: Path) -> None:
