@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-import time
+import resource
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,6 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.errors import OutriderError
-from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.models.qwen4_exp.weights import load_model
 from outrider.training import checkpoint as checkpoint_module
@@ -26,39 +23,15 @@ from outrider.training.corpus import TokenArray
 from outrider.training.export import export_checkpoint
 from outrider.training.objective import joint_loss, predict
 from outrider.training.trainer import Trainer, load_tokenizer, make_optimizer
+from tests.training.tiny_run import tiny_config
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
 VOCAB_SIZE = 64
 NUM_STEPS = 6
 
 
-def tiny_config() -> Qwen4ExpConfig:
-    """The bundled shape with every size cut down; three layers, the last one sparse."""
-    return dataclasses.replace(
-        Qwen4ExpConfig.from_pretrained(BUNDLED),
-        vocab_size=VOCAB_SIZE,
-        hidden_size=16,
-        num_hidden_layers=3,
-        layer_types=("linear_attention", "linear_attention", "full_attention"),
-        hc_lowrank=4,
-        num_experts=4,
-        moe_intermediate_size=8,
-        shared_expert_intermediate_size=8,
-        head_dim=8,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=8,
-        linear_value_head_dim=8,
-        ple_embed_dim=16,
-        ngram_vocab_size_base=32,
-        indexer_head_dim=8,
-        indexer_budget=8,
-        max_position_embeddings=64,
-    )
-
-
 def tiny_model(seed: int = 0) -> Qwen4ExpForCausalLM:
-    model = Qwen4ExpForCausalLM(tiny_config(), num_mtp_layers=1)
+    model = Qwen4ExpForCausalLM(tiny_config(VOCAB_SIZE), num_mtp_layers=1)
     model.init_weights(torch.Generator().manual_seed(seed))
     return model
 
@@ -126,59 +99,78 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
         assert torch.equal(second.model.state_dict()[name], tensor), name
 
 
-def test_a_killed_run_resumes_from_its_last_checkpoint(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        f"""
-        import importlib.util, sys
-        from pathlib import Path
-        spec = importlib.util.spec_from_file_location("test_trainer", {str(__file__)!r})
-        module = importlib.util.module_from_spec(spec)
-        sys.modules["test_trainer"] = module
-        spec.loader.exec_module(module)
-        trainer = module.tiny_trainer(module.tiny_run(Path({str(tmp_path)!r})))
-        while True:
-            trainer.step()
-            trainer.save()
-        """
-    )
-    process = subprocess.Popen([sys.executable, "-c", script], env={**os.environ})
-    checkpoints = tmp_path / "checkpoints"
+@contextmanager
+def files_of_at_most(num_bytes: int) -> Iterator[None]:
+    """The system refuses to write more to one file, as a full disk does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
-        deadline = time.monotonic() + 120
-        while not (checkpoints / "step-00000003").exists():
-            assert process.poll() is None, "the run ended by itself"
-            assert time.monotonic() < deadline, "no third checkpoint in two minutes"
-            time.sleep(0.01)
+        yield
     finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    num_steps = tiny_trainer(tiny_run(tmp_path)).progress.step
-    assert num_steps >= 3
-    uninterrupted = tiny_trainer(tiny_run(tmp_path / "other"))
-    for _ in range(num_steps):
-        uninterrupted.step()
-    saved = load_file(checkpoints / f"step-{num_steps:08d}" / "model.safetensors")
-    for name, tensor in uninterrupted.model.state_dict().items():
-        assert torch.equal(saved[name], tensor), name
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path: Path, file: str) -> None:
     trainer = tiny_trainer(tiny_run(tmp_path))
     trainer.step()
     trainer.save()
     trainer.step()
-
-    def no_space(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(checkpoint_module, "_optimizer_tensors", no_space)
-    with pytest.raises(OutriderError, match="No space left on device"):
-        trainer.save()
     checkpoints = tmp_path / "checkpoints"
+    size = (checkpoints / "step-00000001" / file).stat().st_size
+    with (
+        files_of_at_most(size - 1),
+        pytest.raises(
+            OutriderError, match=r"step-00000002: .* written .*File too large.*untouched"
+        ),
+    ):
+        trainer.save()
     assert [path.name for path in checkpoints.iterdir()] == ["step-00000001"]
     assert tiny_trainer(tiny_run(tmp_path)).progress.step == 1
+    # With room again the same run goes on.
+    trainer.save()
+    assert tiny_trainer(tiny_run(tmp_path)).progress.step == 2
+
+
+class Crash(BaseException):
+    """Nothing handles it, as nothing handles a kill."""
+
+
+@pytest.mark.parametrize(("is_deleting", "newest"), [(False, 1), (True, 2)])
+def test_a_crash_leaves_whole_checkpoints_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_deleting: bool, newest: int
+) -> None:
+    config = tiny_run(tmp_path)
+    config = dataclasses.replace(
+        config, run=dataclasses.replace(config.run, num_kept_checkpoints=1)
+    )
+    trainer = tiny_trainer(config)
+    trainer.step()
+    trainer.save()
+    trainer.step()
+    remove = shutil.rmtree
+
+    def crash(path: Path | torch.nn.Module, *_: object, **options: bool) -> None:
+        if isinstance(path, Path) and path.name != ".step-00000001.tmp":
+            remove(path, **options)
+            return
+        if isinstance(path, Path):
+            (path / "model.safetensors").unlink()
+        raise Crash
+
+    checkpoints = tmp_path / "checkpoints"
+    with monkeypatch.context() as patch:
+        if is_deleting:
+            patch.setattr(checkpoint_module.shutil, "rmtree", crash)
+        else:
+            patch.setattr(checkpoint_module, "_optimizer_tensors", crash)
+        with pytest.raises(Crash):
+            trainer.save()
+    # What was half written or half deleted is not taken for a checkpoint, and goes.
+    assert len(list(checkpoints.iterdir())) == 2
+    assert tiny_trainer(config).progress.step == newest
+    trainer.save()
+    assert [path.name for path in checkpoints.iterdir()] == ["step-00000002"]
 
 
 def test_the_trunk_can_be_kept_from_the_heads_gradient() -> None:
