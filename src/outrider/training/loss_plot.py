@@ -97,6 +97,7 @@ def _draw(
     axes.set_title(title)
     axes.set_xlabel("million tokens")
     axes.set_ylabel(unit)
+    axes.locator_params(axis="x", nbins=6)
     axes.grid(alpha=0.3)
     axes.legend()
 
