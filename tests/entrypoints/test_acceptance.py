@@ -98,7 +98,7 @@ def test_what_there_is_not() -> None:
     assert row.mean_acceptance_length_fresh is None
     assert row.acceptance_rate_per_pos == [0, 0]
     undrafted = AcceptanceSample(2, [TextAcceptance.of([step([5], 0, 0)])])
-    with pytest.raises(RequestError, match="none of the 1 texts came to a window with drafts"):
+    with pytest.raises(RequestError, match="no drafts were verified in the 1 texts: take other"):
         undrafted.length  # noqa: B018
 
 

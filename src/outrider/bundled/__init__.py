@@ -4,3 +4,4 @@ from pathlib import Path
 
 BUNDLED_MODEL_DIR = Path(__file__).parent
 BUNDLED_PROMPTS = BUNDLED_MODEL_DIR / "prompts.jsonl"
+BUNDLED_SUITES = {"code": BUNDLED_PROMPTS}

@@ -127,8 +127,8 @@ class AcceptanceSample:
         estimate = _length([text.windows for text in self.texts])
         if estimate is None:
             raise RequestError(
-                f"none of the {len(self.texts)} texts came to a window with drafts: every one "
-                "ended before; take other prompts or more max_tokens"
+                f"no drafts were verified in the {len(self.texts)} texts: take other prompts or "
+                "more max_tokens"
             )
         return estimate
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outrider.entrypoints.cli.bench import bench
 from outrider.entrypoints.cli.check import check
 from outrider.entrypoints.cli.generate import generate
 from outrider.entrypoints.cli.run import EXIT_ERROR, make_app, run
@@ -20,6 +21,7 @@ app.command()(generate)
 app.command()(check)
 app.command()(serve)
 app.command()(train)
+app.add_typer(bench, name="bench")
 
 
 def _show_version(is_asked: bool) -> None:

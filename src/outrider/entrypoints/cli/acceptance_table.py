@@ -1,0 +1,88 @@
+"""What a sweep has measured, for people: ways that are one stand in one line."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from outrider.entrypoints.acceptance_sweep import Way
+
+if TYPE_CHECKING:
+    from outrider.entrypoints.acceptance import Interval
+    from outrider.entrypoints.acceptance_sweep import AcceptanceGain, SweepResult
+
+# Of the table in a file or a pipe.
+REPORT_WIDTH = 130
+_DRAFTS = {"probabilistic": "sampled", "greedy": "one-hot"}
+_ANY = "any"
+
+
+def show_acceptance(result: SweepResult, title: str) -> None:
+    """Prints a table of all rows, and a line for each gain, on stdout.
+
+    Args:
+        result: of the sweep.
+        title: of the table, in which T is the temperature.
+    """
+    table = Table(title=title)
+    for heading in ("suite", "K", "T", "drafts", "rule"):
+        table.add_column(heading, no_wrap=heading != "rule")
+    for heading in ("length", "length, fresh", "rate", "by position", "repeated"):
+        table.add_column(heading, justify="right", no_wrap=heading != "repeated")
+    rules: dict[Way, list[str]] = {}
+    for row in result.rows:
+        rules.setdefault(Way.of(row).canonical(), []).append(row.rule)
+    for row, intervals in zip(result.rows, result.intervals, strict=True):
+        way = Way.of(row)
+        own_rules = dict.fromkeys(rules.pop(way.canonical(), ()))
+        if not own_rules:
+            continue
+        table.add_row(
+            row.suite,
+            str(row.k),
+            f"{row.temperature:g}",
+            _ANY if way.is_greedy else _DRAFTS[row.draft_sample_method],
+            _ANY if way.is_greedy else ", ".join(own_rules),
+            _with_interval(row.mean_acceptance_length, row.ci95),
+            _with_interval(
+                row.mean_acceptance_length_fresh, intervals.mean_acceptance_length_fresh
+            ),
+            f"{row.acceptance_rate:.1%}",
+            " ".join(
+                _with_half_width(rate, interval)
+                for rate, interval in zip(
+                    row.acceptance_rate_per_pos, intervals.acceptance_rate_per_pos, strict=True
+                )
+            ),
+            f"{row.repeated_share:.1%}",
+        )
+    console = Console()
+    if not console.is_terminal:
+        console.width = REPORT_WIDTH
+    console.print(table)
+    for gain in result.gains:
+        console.print(_gain(gain), highlight=False)
+
+
+def _with_interval(value: float | None, interval: Interval | None) -> str:
+    if value is None:
+        return "-"
+    if interval is None:
+        return f"{value:.2f}"
+    return f"{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
+
+
+def _with_half_width(value: float, interval: Interval | None) -> str:
+    if interval is None:
+        return f"{value:.2f}"
+    return f"{value:.2f}±{(interval[1] - interval[0]) / 2:.2f}"
+
+
+def _gain(gain: AcceptanceGain) -> str:
+    interval = "" if gain.ci95 is None else f" ({gain.ci95[0]:+.3f} to {gain.ci95[1]:+.3f})"
+    return (
+        f"{gain.rule} against {gain.against}, {gain.suite}, K = {gain.k}, temperature "
+        f"{gain.temperature:g}: {gain.gain:+.3f}{interval} on the same {gain.prompts} prompts"
+    )
