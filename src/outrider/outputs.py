@@ -53,6 +53,36 @@ class StepOutput:
         )
 
 
+@dataclass(frozen=True)
+class DecodeStep:
+    """What one pass of the target brought a completion.
+
+    Attributes:
+        num_tokens: emitted.
+        num_draft_tokens: drafts that were verified, those past the end of the output too.
+        num_accepted_tokens: drafts among the tokens, which come first.
+    """
+
+    num_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+
+    @property
+    def token_sources(self) -> list[str]:
+        """Where each token came from.
+
+        "accepted_1" is the first draft of the pass. After the drafts that were kept comes at most
+        one token of the target's own: "recovered" in the place of a draft that was refused,
+        "bonus" after the last draft, "plain" where there was none.
+        """
+        sources = [f"accepted_{depth}" for depth in range(1, self.num_accepted_tokens + 1)]
+        if self.num_tokens > self.num_accepted_tokens:
+            is_refused = self.num_accepted_tokens < self.num_draft_tokens
+            own = "bonus" if self.num_draft_tokens else "plain"
+            sources.append("recovered" if is_refused else own)
+        return sources
+
+
 @dataclass
 class CompletionOutput:
     """One completion.
@@ -65,6 +95,7 @@ class CompletionOutput:
         stop_reason: the id or text that stopped it, where it is not the end-of-sequence id.
         logprobs: one entry for each of `token_ids`, or None where none were asked for.
         cumulative_logprob: sum over `token_ids`, or None where no logprobs were asked for.
+        steps: the passes that `token_ids` came from, in their order.
     """
 
     index: int
@@ -74,6 +105,7 @@ class CompletionOutput:
     stop_reason: int | str | None = None
     logprobs: list[LogprobsOfPosition] | None = None
     cumulative_logprob: float | None = None
+    steps: list[DecodeStep] = field(default_factory=list)
 
 
 @dataclass

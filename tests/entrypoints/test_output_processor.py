@@ -79,6 +79,18 @@ def seen(output: RequestOutput) -> list[tuple[int, str, str | None]]:
     return [(one.index, one.text, one.finish_reason) for one in output.outputs]
 
 
+def windows_of(output: RequestOutput) -> list[list[tuple[int, int, int]]]:
+    """Of each completion the tokens, drafts and accepted drafts of its steps."""
+    return [
+        [(step.num_tokens, step.num_draft_tokens, step.num_accepted_tokens) for step in one.steps]
+        for one in output.outputs
+    ]
+
+
+# Of all steps that `scripted` writes down.
+STEPS = [[(1, 0, 0), (2, 2, 1), (1, 1, 1)], [(2, 3, 1), (1, 2, 0)]]
+
+
 def test_cumulative(tokenizer: Tokenizer) -> None:
     processor, engine = start(tokenizer, scripted(tokenizer), SamplingParams(n=2))
     outputs = [output for (output,) in run(processor, engine)]
@@ -94,6 +106,8 @@ def test_cumulative(tokenizer: Tokenizer) -> None:
         [4, 3],
     ]
     assert [output.finished for output in outputs] == [False, False, True]
+    assert windows_of(outputs[0]) == [[(1, 0, 0)], [(2, 3, 1)]]
+    assert windows_of(outputs[-1]) == STEPS
     assert outputs[-1].outputs[1].stop_reason == tokenizer.encode("c")[0]
     assert {(o.request_id, o.prompt, *o.prompt_token_ids) for o in outputs} == {("a", "text", 5, 6)}
     assert processor.request_ids == []
@@ -107,6 +121,11 @@ def test_delta(tokenizer: Tokenizer) -> None:
         [(0, "a", None), (1, "bc", None)],
         [(0, "bb", None), (1, "", "stop")],
         [(0, "c", "length")],
+    ]
+    assert [windows_of(output) for output in outputs] == [
+        [[(1, 0, 0)], [(2, 3, 1)]],
+        [[(2, 2, 1)], [(1, 2, 0)]],
+        [[(1, 1, 1)]],
     ]
     b, c = tokenizer.encode("b"), tokenizer.encode("c")
     assert [[one.token_ids for one in output.outputs] for output in outputs[1:]] == [
@@ -122,6 +141,7 @@ def test_final_only(tokenizer: Tokenizer) -> None:
     first, second, (output,) = run(processor, engine)
     assert (first, second) == ([], [])
     assert seen(output) == [(0, "abbc", "length"), (1, "bc", "stop")]
+    assert windows_of(output) == STEPS
     assert output.finished
 
 
@@ -268,6 +288,8 @@ def test_an_abort_drops_all_completions(tokenizer: Tokenizer, kind: RequestOutpu
     if kind == RequestOutputKind.DELTA:
         ends = {1: ("", "abort"), 2: ("", "abort")}
     assert {one.index: (one.text, one.finish_reason) for one in output.outputs} == ends
+    told = [[], []] if kind == RequestOutputKind.DELTA else [[(1, 0, 0)], [(1, 0, 0)], []]
+    assert windows_of(output) == told
     assert engine.aborted == engine.added[1:3]
     assert processor.request_ids == ["b"]
     assert processor.abort_request("a") is None

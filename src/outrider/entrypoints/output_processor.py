@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from outrider.errors import RequestError
 from outrider.logprobs import Logprob
-from outrider.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from outrider.outputs import CompletionOutput, DecodeStep, RequestMetrics, RequestOutput
 from outrider.sampling_params import RequestOutputKind
 from outrider.spec_decode.metrics import SpecDecodeMetrics
 
@@ -140,7 +140,9 @@ class OutputProcessor:
                 self._choices.pop(choice.engine_request_id, None)
                 choice.output.text += text
                 choice.output.finish_reason = "abort"
-                aborted.append(replace(choice.output, text=text, token_ids=[], logprobs=None))
+                aborted.append(
+                    replace(choice.output, text=text, token_ids=[], logprobs=None, steps=[])
+                )
         request.num_unfinished = 0
         return self._output(request, aborted, time.monotonic())
 
@@ -212,6 +214,12 @@ class OutputProcessor:
         text, token_ids = step_output.new_text, step_output.new_token_ids
         output.text += text
         output.token_ids += token_ids
+        steps = [
+            DecodeStep(
+                len(token_ids), step_output.num_draft_tokens, step_output.num_accepted_tokens
+            )
+        ]
+        output.steps += steps
         output.finish_reason = step_output.finish_reason
         output.stop_reason = step_output.stop_reason
         logprobs = None
@@ -222,7 +230,7 @@ class OutputProcessor:
             output.cumulative_logprob = (output.cumulative_logprob or 0.0) + sum(
                 one.logprobs[0] for one in step_output.logprobs
             )
-        return replace(output, text=text, token_ids=list(token_ids), logprobs=logprobs)
+        return replace(output, text=text, token_ids=list(token_ids), logprobs=logprobs, steps=steps)
 
     def _of_prompt(self, position: TokenLogprobs | None) -> LogprobsOfPosition | None:
         return None if position is None else _by_token_id(position, self._engine.tokenizer)
@@ -273,7 +281,9 @@ def _params_of(params: SamplingParams, index: int) -> SamplingParams:
 
 def _copy(output: CompletionOutput) -> CompletionOutput:
     logprobs = None if output.logprobs is None else list(output.logprobs)
-    return replace(output, token_ids=list(output.token_ids), logprobs=logprobs)
+    return replace(
+        output, token_ids=list(output.token_ids), logprobs=logprobs, steps=list(output.steps)
+    )
 
 
 def _join(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput:
@@ -285,6 +295,7 @@ def _join(first: CompletionOutput, second: CompletionOutput) -> CompletionOutput
         text=first.text + second.text,
         token_ids=first.token_ids + second.token_ids,
         logprobs=logprobs,
+        steps=first.steps + second.steps,
     )
 
 

@@ -41,6 +41,7 @@ def bundled_served_model(**changes: Any) -> ServedModel:
         "max_model_len": 256,
         "max_num_seqs": 4,
         "max_logprobs": 20,
+        "num_speculative_tokens": 3,
     }
     return ServedModel(**{**values, **changes})
 

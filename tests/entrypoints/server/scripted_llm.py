@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outrider.entrypoints.server.engine_client import EngineStats
 from outrider.errors import EngineDeadError, RequestError
 from outrider.logprobs import Logprob
-from outrider.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from outrider.outputs import CompletionOutput, DecodeStep, RequestMetrics, RequestOutput
 from outrider.spec_decode.metrics import SpecDecodeMetrics
 
 if TYPE_CHECKING:
@@ -84,6 +84,7 @@ class ScriptedLLM:
                 if request_id in self.aborted_ids:
                     part = Part("", [], "abort")
                 assert part is not None
+                steps = []
                 if part.token_ids:
                     # Of several tokens all but one were drafts.
                     num_accepted = max(part.num_accepted_tokens, len(part.token_ids) - 1)
@@ -91,11 +92,13 @@ class ScriptedLLM:
                     counts = num_drafted, num_accepted, len(part.token_ids)
                     drafting.observe(*counts)
                     self.totals.observe(*counts)
+                    num_kept = min(num_accepted, len(part.token_ids))
+                    steps = [DecodeStep(len(part.token_ids), num_drafted, num_kept)]
                 if params.logprobs is not None and part.logprobs is None:
                     certain = [{one: Logprob(0.0, 1, f"<{one}>")} for one in part.token_ids]
                     part = replace(part, logprobs=certain)
                 await asyncio.sleep(0)
-                yield self._output(request_id, prompt, part, drafting, number)
+                yield self._output(request_id, prompt, part, steps, drafting, number)
                 if part.finish_reason == "abort":
                     return
         finally:
@@ -113,6 +116,7 @@ class ScriptedLLM:
         request_id: str,
         prompt: EncodedPrompt,
         part: Part,
+        steps: list[DecodeStep],
         drafting: SpecDecodeMetrics,
         number: int,
     ) -> RequestOutput:
@@ -129,6 +133,7 @@ class ScriptedLLM:
                     part.token_ids,
                     part.finish_reason,
                     logprobs=part.logprobs,
+                    steps=steps,
                 )
             ],
             prompt_logprobs=self.prompt_logprobs if number == self.prompt_logprobs_at else None,

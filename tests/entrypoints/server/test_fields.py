@@ -46,6 +46,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "return_token_ids": (1, "true"),
     "return_tokens_as_token_ids": (1, "true"),
     "return_spec_decode_stats": (1, "true"),
+    "return_decode_steps": (1, "true"),
     "user": (1, [], "x" * 513),
     "safety_identifier": (1,),
     "prompt_cache_key": (1,),

@@ -45,6 +45,7 @@ EXTRA: dict[str, Any] = {
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
     "return_spec_decode_stats": True,
+    "return_decode_steps": True,
     "metadata": {"a": "b"},
     "store": False,
     "service_tier": "auto",
@@ -239,7 +240,13 @@ def test_figures_of_requests_add_up_to_the_counters(
         for prompt, n in (("a", 1), ("b", 3), (["c", "d"], 2))
     ]
     after = dict(counters(real_server))
+
+    def rise(counter: str) -> float:
+        return after[counter] - before[counter]
+
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
-        counter = f"vllm:spec_decode_{name}_total"
-        assert after[counter] - before[counter] == sum(one[name] for one in told)
+        assert rise(f"vllm:spec_decode_{name}_total") == sum(one[name] for one in told)
+    for position in range(3):
+        counter = f'vllm:spec_decode_num_accepted_tokens_per_pos_total"{position}"'
+        assert rise(counter) == sum(one["num_accepted_tokens_per_pos"][position] for one in told)
     assert async_llm.llm_engine.metrics.num_drafts == after["vllm:spec_decode_num_drafts_total"]

@@ -51,6 +51,7 @@ NOT_FOR_THE_ENGINE = {
     "model",
     "prompt",
     "prompt_cache_key",
+    "return_decode_steps",
     "return_spec_decode_stats",
     "return_token_ids",
     "return_tokens_as_token_ids",

@@ -219,4 +219,5 @@ class _Parts:
             logprobs=[one for part in self.parts for one in part.logprobs or ()]
             if has_logprobs
             else None,
+            steps=[step for part in self.parts for step in part.steps],
         )

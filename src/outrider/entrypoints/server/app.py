@@ -38,6 +38,7 @@ from outrider.entrypoints.server.protocol import (
 from outrider.entrypoints.server.request_body import read_json_object
 from outrider.entrypoints.server.request_params import ParamsBuilder
 from outrider.entrypoints.server.serving import Serving
+from outrider.entrypoints.server.web_page import add_page
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,6 +73,7 @@ class ServedModel:
         max_model_len: tokens of prompt and output together.
         max_num_seqs: completions that run at once.
         max_logprobs: the most log probabilities of a position; -1 is the whole vocabulary.
+        num_speculative_tokens: drafts of a step at most; 0 where nothing is drafted.
     """
 
     tokenizer: Tokenizer
@@ -82,6 +84,7 @@ class ServedModel:
     max_model_len: int
     max_num_seqs: int
     max_logprobs: int
+    num_speculative_tokens: int
 
 
 class Api:
@@ -231,6 +234,7 @@ class Api:
             "created": self._created,
             "owned_by": "outrider",
             "max_model_len": self._model.max_model_len,
+            "num_speculative_tokens": self._model.num_speculative_tokens,
         }
 
 
@@ -251,6 +255,7 @@ def build_app(api: Api) -> FastAPI:
     app.get("/health")(api.health)
     app.get("/version")(api.version)
     app.get("/metrics")(api.metrics)
+    add_page(app)
     add_schema(app, [body for _, body in bodies.values()])
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from outrider.entrypoints.server.logprob_json import LogprobWriter, of_prompt
+from outrider.entrypoints.server.step_json import StepWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,6 +30,11 @@ class ChatWriter:
     tokenizer: Tokenizer
     object_name: str = "chat.completion"
     chunk_object_name: str = "chat.completion.chunk"
+    _steps: StepWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        skips = self.body.skip_special_tokens is not False
+        self._steps = StepWriter(self.tokenizer, skips)
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """Who speaks, for each choice."""
@@ -74,7 +80,7 @@ class ChatWriter:
         return extra
 
     def _tells_tokens(self, completion: CompletionOutput) -> bool:
-        asks = self.body.logprobs or self.body.return_token_ids
+        asks = self.body.logprobs or self.body.return_token_ids or self.body.return_decode_steps
         return bool(asks and completion.token_ids)
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
@@ -95,4 +101,6 @@ class ChatWriter:
             choice["logprobs"] = {"content": content, "refusal": None}
         if self.body.return_token_ids:
             choice["token_ids"] = completion.token_ids
+        if self.body.return_decode_steps:
+            choice["decode_steps"] = self._steps.of(completion.index, completion)
         return choice

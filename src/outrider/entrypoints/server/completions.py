@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.entrypoints.server.logprob_json import LogprobWriter, TextOffsets, of_prompt
+from outrider.entrypoints.server.step_json import StepWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,8 +36,13 @@ class CompletionWriter:
     object_name: str = "text_completion"
     chunk_object_name: str = "text_completion"
     _offsets: dict[int, TextOffsets] = field(default_factory=dict)
+    _steps: StepWriter = field(init=False)
     _held: list[tuple[int, RequestOutput]] = field(default_factory=list)
     _prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        skips = self.body.skip_special_tokens is not False
+        self._steps = StepWriter(self.tokenizer, skips)
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """None: a completion begins with its text."""
@@ -84,6 +90,7 @@ class CompletionWriter:
 
     def _tells_tokens(self, completion: CompletionOutput) -> bool:
         asks = self.body.logprobs is not None or self.body.return_token_ids
+        asks = asks or self.body.return_decode_steps
         return bool(asks and completion.token_ids)
 
     def _choice(
@@ -119,6 +126,8 @@ class CompletionWriter:
         if body.return_token_ids:
             choice["token_ids"] = completion.token_ids
             choice["prompt_token_ids"] = prompt.token_ids if is_first else None
+        if body.return_decode_steps:
+            choice["decode_steps"] = self._steps.of(index, completion)
         return choice
 
     def _logprobs(
@@ -146,5 +155,11 @@ def _without_output(completion: CompletionOutput) -> CompletionOutput:
     """What is shown of the one token that ran for the sake of its prompt."""
     reason = "length" if completion.finish_reason == "stop" else completion.finish_reason
     return replace(
-        completion, text="", token_ids=[], logprobs=None, finish_reason=reason, stop_reason=None
+        completion,
+        text="",
+        token_ids=[],
+        logprobs=None,
+        steps=[],
+        finish_reason=reason,
+        stop_reason=None,
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers, MutableHeaders
 
 from outrider.entrypoints.server.errors import ApiError
+from outrider.entrypoints.server.web_page import PAGE_FILES
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REQUEST_ID_HEADER = "x-request-id"
-# Open without a key: who probes whether the server lives has none.
-PUBLIC_PATHS = ("/health",)
+# Open without a key: who probes whether the server lives has none, and a browser that fetches the
+# page cannot send one. The page tells nothing; the key is typed into it.
+PUBLIC_PATHS = frozenset({"/health", *PAGE_FILES})
 # What may stand in a log and in a header.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]]+))(?::\d{1,5})?")

@@ -184,6 +184,7 @@ class GenerationBody(RequestBody):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_spec_decode_stats: bool | None = None
+    return_decode_steps: bool | None = None
 
     # What clients of OpenAI send that changes no answer.
     user: Name | None = None

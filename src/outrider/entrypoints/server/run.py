@@ -70,6 +70,7 @@ def served_model(llm: AsyncLLM, model_dir: Path) -> ServedModel:
         max_model_len=engine.max_model_len,
         max_num_seqs=engine.config.max_num_seqs,
         max_logprobs=engine.config.max_logprobs,
+        num_speculative_tokens=engine.config.num_speculative_tokens,
     )
 
 
