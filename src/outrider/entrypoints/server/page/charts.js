@@ -2,7 +2,7 @@
 
 import { classOf } from "/page/text.js";
 
-const LEFT = 30;
+const LEFT = 36;
 const RIGHT = 316;
 const TOP = 14;
 const BOTTOM = 140;

@@ -7,6 +7,11 @@ import { Legend, TextView } from "/page/text.js";
 
 const KEY = "outrider-api-key";
 const NUM_RUNS_LISTED = 8;
+const RULES = {
+  standard: "Looks at one guess after the other.",
+  block: "Looks at the guesses together, and keeps more.",
+  coupled: "The text is the same for every K.",
+};
 const byId = (id) => document.getElementById(id);
 
 const form = byId("form");
@@ -41,6 +46,8 @@ async function meetModel() {
 function showSettings() {
   byId("drafts-shown").textContent = byId("drafts").value;
   byId("temperature-shown").textContent = byId("temperature").value;
+  const isCertain = Number(byId("temperature").value) === 0;
+  byId("rule-note").textContent = isCertain ? "At temperature 0 all are one." : RULES[byId("rule").value];
 }
 
 /** One line; a key that is missing or wrong can be typed. */
@@ -108,7 +115,8 @@ async function write({ path, body, shown }, signal) {
 }
 
 function summary() {
-  return `${tally.tokens} tokens in ${tally.passes} passes of the model.`;
+  const tokens = `${tally.tokens} token${tally.tokens === 1 ? "" : "s"}`;
+  return `${tokens} in ${tally.passes} pass${tally.passes === 1 ? "" : "es"} of the model.`;
 }
 
 function setRunning(isRunning) {

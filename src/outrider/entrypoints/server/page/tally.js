@@ -19,7 +19,7 @@ export class Tally {
   /** Counts the steps of one chunk, which came at `now`, in milliseconds. */
   add(steps, now) {
     for (const step of steps) this.#addStep(step);
-    if (!this.tokens) return;
+    if (!steps.length || !this.tokens) return;
     if (this.firstTime === null) {
       this.firstTime = now;
       this.tokensOfFirst = this.tokens;
@@ -45,8 +45,8 @@ export class Tally {
 
   /** Tokens a second after the first ones, which waited for the prompt; null before. */
   get tokensPerSecond() {
-    const seconds = (this.lastTime - this.firstTime) / 1000;
-    return seconds > 0 ? (this.tokens - this.tokensOfFirst) / seconds : null;
+    const milliseconds = this.lastTime - this.firstTime;
+    return milliseconds > 0 ? ((this.tokens - this.tokensOfFirst) * 1000) / milliseconds : null;
   }
 
   get tokensPerPass() {

@@ -6,7 +6,7 @@ const NUM_DEPTHS = 6;
 
 const EXPLAINED = [
   ["recovered", "corrected", "the guess was wrong here; this is the model's own token"],
-  ["bonus", "bonus", "all guesses of the pass were right, and the check gave one more for free"],
+  ["bonus", "bonus", "all guesses were right, and the check gave one more for free"],
   ["plain", "plain", "nothing was guessed in this pass"],
 ];
 
@@ -85,12 +85,10 @@ export class Legend {
   build(maxDrafts) {
     this.list.replaceChildren();
     this.counts.clear();
-    for (let depth = 1; depth <= maxDrafts; depth += 1) {
-      const told = depth === 1 ? "the model agreed with the guess; the stronger the colour, the further ahead" : "";
-      this.#entry(`accepted_${depth}`, `guess ${depth} kept`, told);
-    }
+    const kept = Array.from({ length: maxDrafts }, (_, i) => [`accepted_${i + 1}`, `guess ${i + 1}`]);
+    if (kept.length) this.#entry(kept, "kept: the model agreed (stronger colour: guessed further ahead)");
     for (const [source, name, told] of EXPLAINED) {
-      if (maxDrafts || source === "plain") this.#entry(source, name, told);
+      if (maxDrafts || source === "plain") this.#entry([[source, name]], told);
     }
   }
 
@@ -98,12 +96,14 @@ export class Legend {
     for (const [source, count] of this.counts) count.textContent = bySource.get(source) ?? 0;
   }
 
-  #entry(source, name, told) {
+  #entry(sources, told) {
     const entry = element("li", "");
-    const count = element("b", "count", "0");
-    const chip = element("span", `token ${classOf(source)}`, name);
-    entry.append(chip, " ", count, ...(told ? [" ", element("small", "", told)] : []));
+    for (const [source, name] of sources) {
+      const count = element("b", "count", "0");
+      entry.append(element("span", `token ${classOf(source)}`, name), " ", count, " ");
+      this.counts.set(source, count);
+    }
+    entry.append(element("small", "", told));
     this.list.append(entry);
-    this.counts.set(source, count);
   }
 }
