@@ -21,7 +21,7 @@ def take(url: str) -> bytes:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
         page = browser.new_page(viewport={"width": 1180, "height": 900})
         page.goto(url)
-        guesses = page.get_by_label("Guesses")
+        guesses = page.get_by_label("Guesses (K)")
         guesses.press("Home")
         page.get_by_role("button", name="Write").click()
         page.get_by_text("Done.").wait_for(timeout=120_000)

@@ -244,7 +244,7 @@ def test_limits_are_those_that_the_schema_tells() -> None:
     assert body["content"]["application/json"]["schema"]["$ref"].endswith("/CompletionBody")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1", "/v1/embeddings", "/docs", "/redoc"])
+@pytest.mark.parametrize("path", ["/page", "/v1", "/v1/embeddings", "/docs", "/redoc"])
 def test_what_is_not_there_is_an_error_of_the_same_shape(path: str) -> None:
     response = client().get(path)
     assert (response.status_code, error_of(response)["type"]) == (404, "not_found_error")

@@ -105,7 +105,7 @@ def test_switches_reach_the_engine_and_runs_stand_side_by_side(browser: Browser)
     with open_page(browser, []) as opened:
         page = opened.page
         # By keyboard alone.
-        page.get_by_label("Guesses").focus()
+        page.get_by_label("Guesses (K)").focus()
         page.keyboard.press("ArrowLeft")
         page.keyboard.press("ArrowLeft")
         page.get_by_label("Temperature").press("ArrowRight")
@@ -114,7 +114,7 @@ def test_switches_reach_the_engine_and_runs_stand_side_by_side(browser: Browser)
         assert page.locator("#drafts-shown").text_content() == "1"
         assert "together" in (page.locator("#rule-note").text_content() or "")
         opened.write(in_steps("import os", 1))
-        page.get_by_label("Guesses").press("Home")
+        page.get_by_label("Guesses (K)").press("Home")
         page.get_by_label("Rule of the check").select_option("coupled")
         opened.write(PLAIN)
         asked = [
