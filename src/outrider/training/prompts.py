@@ -1,6 +1,8 @@
-"""The bundled prompts: held-out Python cut in mid-function, for checks and measurements.
+"""The bundled prompts: held-out text cut in the middle, for checks and measurements.
 
-Runs once: `python -m outrider.training.prompts OUTPUT_DIR`, where OUTPUT_DIR holds tokenizer.json.
+Runs once, in two forms. `python -m outrider.training.prompts OUTPUT_DIR`, where OUTPUT_DIR holds
+tokenizer.json, cuts prompts.jsonl from the standard library's held-out modules. With
+`--corpus CORPUS_DIR`, what `corpus_builder` wrote, it cuts OUTPUT_DIR/suites/*.jsonl.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from outrider.training.corpus import collect_documents
+from outrider.training.documents import read_documents
 
 if TYPE_CHECKING:
     from outrider.training.documents import Document
@@ -24,9 +27,14 @@ PROMPTS_FILE = "prompts.jsonl"
 MIN_TOKENS = 64
 MAX_TOKENS = 200
 _MAX_PER_MODULE = 6
+SUITES_FOLDER = "suites"
+MAX_PER_DOCUMENT = 2  # in the suites
+_MAX_PROMPTS = {"code": 300, "prose": 140, "json": 140}
 _SEED = 20240
 # A function shorter than this has no middle.
 _MIN_FUNCTION_LINES = 8
+# Of other text: half a document that is shorter has no middle.
+_MIN_SECTION_LINES = 24
 
 
 @dataclass(frozen=True)
@@ -34,29 +42,54 @@ class Prompt:
     """One line of the file."""
 
     prompt: str
-    source: str  # the held-out module it was cut from
+    source: str  # the held-out file it was cut from
 
 
-def make_prompts(tokenizer: Tokenizer, documents: list[Document]) -> list[Prompt]:
-    """Cuts up to six prompts a document, each out of another function, in an order that is fixed.
+def make_prompts(
+    tokenizer: Tokenizer,
+    documents: list[Document],
+    *,
+    suite: str = "code",
+    max_per_document: int = _MAX_PER_MODULE,
+) -> list[Prompt]:
+    """Cuts prompts, each out of another function or section, in an order that is fixed.
 
-    A prompt ends inside a function's body at a border between two tokens, in mid-line as a rule,
-    and starts at a line, `MIN_TOKENS` to `MAX_TOKENS` earlier.
+    A prompt ends inside a function's body, or in the middle of a section, at a border between two
+    tokens, in mid-line as a rule, and starts at a line, `MIN_TOKENS` to `MAX_TOKENS` earlier.
+
+    Args:
+        tokenizer: whose tokens are counted.
+        documents: held out.
+        suite: "code" for Python; others are cut anywhere.
+        max_per_document: prompts of one document at most.
     """
     rng = np.random.default_rng(_SEED)
     prompts: list[Prompt] = []
     for document in documents:
-        functions = _functions(document.text)
-        chosen = rng.permutation(len(functions))
+        places = places_to_cut(document.text, suite)
+        chosen = rng.permutation(len(places))
         texts: list[str] = []
         for index in chosen:
-            if len(texts) == _MAX_PER_MODULE:
+            if len(texts) == max_per_document:
                 break
-            text = _cut(tokenizer, document.text, functions[index], rng)
-            if text is not None:
+            text = _cut(tokenizer, document.text, places[index], rng)
+            if text is not None and text not in texts:
                 texts.append(text)
         prompts.extend(Prompt(text, document.source) for text in texts)
     return prompts
+
+
+def places_to_cut(text: str, suite: str) -> list[tuple[int, int]]:
+    """Returns first and last line, 0-based and inclusive, of what a prompt may end in.
+
+    These are the functions' bodies of Python, and the two halves of any other text.
+    """
+    if suite == "code":
+        return _functions(text)
+    num_lines = len(text.splitlines())
+    if num_lines < 2 * _MIN_SECTION_LINES:
+        return []
+    return [(0, num_lines // 2 - 1), (num_lines // 2, num_lines - 1)]
 
 
 def load_prompts(path: Path) -> list[Prompt]:
@@ -98,15 +131,38 @@ def _cut(
     return prompt if MIN_TOKENS <= length <= MAX_TOKENS else None
 
 
+def write_prompts(path: Path, prompts: list[Prompt]) -> None:
+    """Writes a file of prompts, one a line."""
+    lines = [json.dumps(asdict(prompt), ensure_ascii=False) + "\n" for prompt in prompts]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def write_suites(tokenizer: Tokenizer, corpus_dir: Path, output_dir: Path) -> None:
+    """Cuts the suites from the held-out files of a corpus."""
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for suite, max_prompts in _MAX_PROMPTS.items():
+        path = corpus_dir / f"held_out_{suite}.jsonl"
+        prompts = make_prompts(
+            tokenizer,
+            read_documents("--corpus", (path,), ()),
+            suite=suite,
+            max_per_document=MAX_PER_DOCUMENT,
+        )
+        write_prompts(output_dir / f"{suite}.jsonl", prompts[:max_prompts])
+
+
 def main() -> None:
-    """Cuts the prompts and writes the file."""
+    """Cuts the prompts and writes the files."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("output_dir", type=Path)
+    parser.add_argument("--corpus", type=Path, help="cut the suites from this corpus instead")
     arguments = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(arguments.output_dir / "tokenizer.json"))
-    prompts = make_prompts(tokenizer, collect_documents(held_out=True))
-    lines = [json.dumps(asdict(prompt), ensure_ascii=False) for prompt in prompts]
-    (arguments.output_dir / PROMPTS_FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if arguments.corpus is None:
+        prompts = make_prompts(tokenizer, collect_documents(held_out=True))
+        write_prompts(arguments.output_dir / PROMPTS_FILE, prompts)
+    else:
+        write_suites(tokenizer, arguments.corpus, arguments.output_dir / SUITES_FOLDER)
 
 
 if __name__ == "__main__":
