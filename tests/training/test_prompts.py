@@ -1,20 +1,30 @@
 """Facts about the bundled prompts."""
 
+import json
+import shutil
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer
 
+from outrider.bundled import BUNDLED_SUITES
 from outrider.training.corpus import HELD_OUT_MODULES, collect_documents
+from outrider.training.documents import Document, write_json_lines
 from outrider.training.prompts import (
+    MAX_PER_DOCUMENT,
     MAX_TOKENS,
     MIN_TOKENS,
     PROMPTS_FILE,
+    SUITES_FOLDER,
     load_prompts,
     make_prompts,
+    places_to_cut,
+    write_suites,
 )
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
+MAX_SUITE_BYTES = 200_000
 
 
 def test_prompts_are_many_spread_and_of_the_stated_length() -> None:
@@ -38,3 +48,59 @@ def test_cutting_is_deterministic_and_quotes_the_source() -> None:
     for prompt in prompts:
         start = texts[prompt.source].index(prompt.prompt)
         assert start == 0 or texts[prompt.source][start - 1] == "\n"
+
+
+@pytest.mark.parametrize(("suite", "num_prompts"), [("code", 200), ("prose", 100), ("json", 100)])
+def test_a_suite_has_enough_prompts_from_many_files(suite: str, num_prompts: int) -> None:
+    path = BUNDLED_SUITES[suite]
+    assert path.stat().st_size < MAX_SUITE_BYTES
+    assert all(json.loads(line).keys() == {"prompt", "source"} for line in path.open())
+    prompts = load_prompts(path)
+    assert len(prompts) >= num_prompts
+    assert len({prompt.prompt for prompt in prompts}) == len(prompts)
+    assert max(Counter(prompt.source for prompt in prompts).values()) == MAX_PER_DOCUMENT == 2
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    for prompt in prompts:
+        assert MIN_TOKENS <= len(tokenizer.encode(prompt.prompt).ids) <= MAX_TOKENS
+
+
+def test_code_is_of_the_held_out_modules_and_of_other_packages() -> None:
+    sources = {prompt.source for prompt in load_prompts(BUNDLED_SUITES["code"])}
+    assert len(sources) >= 130
+    # One or two of them may have no function that is long enough for this.
+    assert len(sources & HELD_OUT_MODULES) >= 30
+    assert len({source.split("/")[0] for source in sources - HELD_OUT_MODULES}) >= 20
+
+
+def test_other_text_is_cut_in_the_middle_of_its_halves() -> None:
+    assert places_to_cut("line\n" * 47, "prose") == []
+    assert places_to_cut("line\n" * 51, "json") == [(0, 24), (25, 50)]
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    lines = [f"Line {number} of a page about many things.\n" for number in range(100)]
+    document = Document("page.rst", "".join(lines))
+    prompts = make_prompts(tokenizer, [document], suite="prose", max_per_document=2)
+    assert len(prompts) == 2
+    ends = []
+    for prompt in prompts:
+        assert document.text.count(prompt.prompt) == 1
+        assert prompt.prompt.startswith("Line ")
+        ends.append(document.text.index(prompt.prompt) + len(prompt.prompt))
+    first, second = sorted(document.text[:end].count("\n") for end in ends)
+    assert 12 <= first <= 38
+    assert 62 <= second <= 88
+
+
+def test_suites_are_cut_from_the_held_out_files_of_a_corpus(tmp_path: Path) -> None:
+    shutil.copy(BUNDLED / "tokenizer.json", tmp_path)
+    page = Document("page.rst", "".join(f"A line about the number {i}.\n" for i in range(90)))
+    for suite, documents in (
+        ("code", collect_documents(held_out=True)[:2]),
+        ("prose", [page]),
+        ("json", [page]),
+    ):
+        write_json_lines(tmp_path / f"held_out_{suite}.jsonl", documents)
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    write_suites(tokenizer, tmp_path, tmp_path / SUITES_FOLDER)
+    code = load_prompts(tmp_path / SUITES_FOLDER / "code.jsonl")
+    assert Counter(prompt.source for prompt in code) == {"asyncio/locks.py": 2, "bisect.py": 2}
+    assert len(load_prompts(tmp_path / SUITES_FOLDER / "prose.jsonl")) == 2

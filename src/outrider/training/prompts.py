@@ -86,7 +86,7 @@ def places_to_cut(text: str, suite: str) -> list[tuple[int, int]]:
     """
     if suite == "code":
         return _functions(text)
-    num_lines = len(text.splitlines())
+    num_lines = text.count("\n")
     if num_lines < 2 * _MIN_SECTION_LINES:
         return []
     return [(0, num_lines // 2 - 1), (num_lines // 2, num_lines - 1)]
@@ -94,8 +94,9 @@ def places_to_cut(text: str, suite: str) -> list[tuple[int, int]]:
 
 def load_prompts(path: Path) -> list[Prompt]:
     """Reads a file of prompts."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [Prompt(**json.loads(line)) for line in lines]
+    # Not splitlines(): a JSON string may hold other line separators as they are.
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [Prompt(**json.loads(line)) for line in lines if line]
 
 
 def _functions(text: str) -> list[tuple[int, int]]:
@@ -112,7 +113,8 @@ def _functions(text: str) -> list[tuple[int, int]]:
 def _cut(
     tokenizer: Tokenizer, text: str, function: tuple[int, int], rng: np.random.Generator
 ) -> str | None:
-    lines = text.splitlines(keepends=True)
+    # Not splitlines(): the lines that Python counts end in a line feed alone.
+    lines = [f"{line}\n" for line in text.split("\n")]
     first, last = function
     # The middle half of the body: neither right after the signature nor at its last line.
     quarter = max(1, (last - first + 1) // 4)
