@@ -93,14 +93,30 @@ def test_other_text_is_cut_in_the_middle_of_its_halves() -> None:
 def test_suites_are_cut_from_the_held_out_files_of_a_corpus(tmp_path: Path) -> None:
     shutil.copy(BUNDLED / "tokenizer.json", tmp_path)
     page = Document("page.rst", "".join(f"A line about the number {i}.\n" for i in range(90)))
+    sources = []
     for suite, documents in (
         ("code", collect_documents(held_out=True)[:2]),
         ("prose", [page]),
         ("json", [page]),
     ):
         write_json_lines(tmp_path / f"held_out_{suite}.jsonl", documents)
+        entry = {"suite": suite, "name": f"a-{suite}", "version": "1", "licence": "MIT"}
+        # A file that gave no prompt is not counted.
+        names = [*(document.source for document in documents), "absent"]
+        sources.append({**entry, "held_out": names})
+    (tmp_path / "provenance.json").write_text(json.dumps({"sources": sources}))
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     write_suites(tokenizer, tmp_path, tmp_path / SUITES_FOLDER)
     code = load_prompts(tmp_path / SUITES_FOLDER / "code.jsonl")
     assert Counter(prompt.source for prompt in code) == {"asyncio/locks.py": 2, "bisect.py": 2}
     assert len(load_prompts(tmp_path / SUITES_FOLDER / "prose.jsonl")) == 2
+    page_text = (tmp_path / SUITES_FOLDER / "README.md").read_text()
+    assert "| code | a-code 1 | MIT | 2 |\n| prose | a-prose 1 | MIT | 1 |\n" in page_text
+
+
+def test_every_suite_says_where_it_is_from() -> None:
+    page = BUNDLED_SUITES["code"].with_name("README.md").read_text()
+    for suite, path in BUNDLED_SUITES.items():
+        rows = [row.split(" | ") for row in page.splitlines() if row.startswith(f"| {suite} |")]
+        num_files = sum(int(row[-1].rstrip(" |")) for row in rows)
+        assert num_files == len({prompt.source for prompt in load_prompts(path)})

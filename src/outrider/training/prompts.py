@@ -12,7 +12,7 @@ import ast
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -35,6 +35,17 @@ _SEED = 20240
 _MIN_FUNCTION_LINES = 8
 # Of other text: half a document that is shorter has no middle.
 _MIN_SECTION_LINES = 24
+
+_ORIGINS = """\
+# Suites of held-out prompts
+
+Excerpts of the packages below, under their licences; `source` in each line names the file. None of
+these files is part of the text that the bundled checkpoint is trained on. Written by
+`python -m outrider.training.prompts`, like the files beside it.
+
+| suite | package | licence | files |
+|---|---|---|---|
+"""
 
 
 @dataclass(frozen=True)
@@ -140,8 +151,9 @@ def write_prompts(path: Path, prompts: list[Prompt]) -> None:
 
 
 def write_suites(tokenizer: Tokenizer, corpus_dir: Path, output_dir: Path) -> None:
-    """Cuts the suites from the held-out files of a corpus."""
+    """Cuts the suites from the held-out files of a corpus, and writes where they are from."""
     output_dir.mkdir(parents=True, exist_ok=True)
+    used: dict[str, set[str]] = {}
     for suite, max_prompts in _MAX_PROMPTS.items():
         path = corpus_dir / f"held_out_{suite}.jsonl"
         prompts = make_prompts(
@@ -150,7 +162,30 @@ def write_suites(tokenizer: Tokenizer, corpus_dir: Path, output_dir: Path) -> No
             suite=suite,
             max_per_document=MAX_PER_DOCUMENT,
         )
-        write_prompts(output_dir / f"{suite}.jsonl", prompts[:max_prompts])
+        # Of fewer prompts than there are, the files still come from every package.
+        prompts = _spread(prompts, max_prompts)
+        write_prompts(output_dir / f"{suite}.jsonl", prompts)
+        used[suite] = {prompt.source for prompt in prompts}
+    provenance = json.loads((corpus_dir / "provenance.json").read_text(encoding="utf-8"))
+    (output_dir / "README.md").write_text(_origins(provenance, used), encoding="utf-8")
+
+
+def _spread(prompts: list[Prompt], max_prompts: int) -> list[Prompt]:
+    num_prompts = len(prompts)
+    if num_prompts <= max_prompts:
+        return prompts
+    return [prompts[i * num_prompts // max_prompts] for i in range(max_prompts)]
+
+
+def _origins(provenance: dict[str, Any], used: dict[str, set[str]]) -> str:
+    """Returns a page that names package, version and licence of every excerpt."""
+    rows = []
+    for entry in provenance["sources"]:
+        num_files = len(used[entry["suite"]].intersection(entry["held_out"]))
+        if num_files:
+            package = f"{entry['name']} {entry['version']}"
+            rows.append(f"| {entry['suite']} | {package} | {entry['licence']} | {num_files} |")
+    return _ORIGINS + "\n".join(rows) + "\n"
 
 
 def main() -> None:
