@@ -54,7 +54,8 @@ def test_cutting_is_deterministic_and_quotes_the_source() -> None:
 def test_a_suite_has_enough_prompts_from_many_files(suite: str, num_prompts: int) -> None:
     path = BUNDLED_SUITES[suite]
     assert path.stat().st_size < MAX_SUITE_BYTES
-    assert all(json.loads(line).keys() == {"prompt", "source"} for line in path.open())
+    lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    assert all(json.loads(line).keys() == {"prompt", "source"} for line in lines)
     prompts = load_prompts(path)
     assert len(prompts) >= num_prompts
     assert len({prompt.prompt for prompt in prompts}) == len(prompts)
