@@ -8,6 +8,7 @@ from outrider.config.engine import (
     EngineConfig,
     LogprobsMode,
 )
+from outrider.config.head_tuning import HeadTuningConfig, LossKind
 from outrider.config.parsing import parse_json_object, parse_size
 from outrider.config.server import ServerConfig
 from outrider.config.speculative import (
@@ -31,7 +32,9 @@ __all__ = [
     "DType",
     "DraftSampleMethod",
     "EngineConfig",
+    "HeadTuningConfig",
     "LogprobsMode",
+    "LossKind",
     "RejectionSampleMethod",
     "RejectionSamplerConfig",
     "ServerConfig",

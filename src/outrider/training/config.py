@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from outrider.config import LossKind  # noqa: TC001 - the types of the fields are read when run
 from outrider.errors import ConfigError
-
-LossKind = Literal["ce", "kl", "lk"]
 
 _T = TypeVar("_T")
 

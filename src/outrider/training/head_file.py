@@ -45,6 +45,13 @@ _HEAD_SHARD = "mtp.safetensors"
 _COPIED_SUFFIXES = (".json", ".jinja", ".txt", ".model")
 _COPIED_NAMES = ("LICENSE", "NOTICE")
 _METADATA = {"format": "pt"}
+# Narrower ones first.
+_FLOAT_DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+}
 
 
 def save_head(
@@ -106,8 +113,7 @@ def stitch_head(model_dir: Path, head_file: Path, output_dir: Path) -> None:
     head = read_header(head_file)
     _check_head(model_dir, head_file, head)
     try:
-        if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-            raise CheckpointError(f"{output_dir}: exists and is not empty; name a new folder")
+        check_new_folder(output_dir)
         output_dir.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=output_dir.parent))
         try:
@@ -123,6 +129,25 @@ def stitch_head(model_dir: Path, head_file: Path, output_dir: Path) -> None:
         raise CheckpointError(
             f"{output_dir}: the checkpoint could not be written: {_reason(error)}"
         ) from None
+
+
+def check_new_folder(folder: Path) -> None:
+    """Raises a CheckpointError unless the folder is missing or empty."""
+    try:
+        is_taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from None
+    if is_taken:
+        raise CheckpointError(f"{folder}: exists and is not empty; name a new folder")
+
+
+def head_dtype(model_dir: Path) -> torch.dtype:
+    """The widest float dtype that a checkpoint stores its head in."""
+    stored = {tensor.dtype for tensor in list_tensors(model_dir) if is_mtp_tensor(tensor.name)}
+    floats = [dtype for name, dtype in _FLOAT_DTYPES.items() if name in stored]
+    if not floats:
+        raise no_head_error(weights_file(model_dir))
+    return floats[-1]
 
 
 def check_same_trunk(first_dir: Path, second_dir: Path) -> int:

@@ -12,6 +12,7 @@ from outrider.entrypoints.cli.generate import generate
 from outrider.entrypoints.cli.run import EXIT_ERROR, make_app, run
 from outrider.entrypoints.cli.serve import serve
 from outrider.entrypoints.cli.train import train
+from outrider.entrypoints.cli.tune_head import tune_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,6 +23,7 @@ app.command()(check)
 app.command()(serve)
 app.command()(train)
 app.add_typer(bench, name="bench")
+app.command()(tune_head)
 
 
 def _show_version(is_asked: bool) -> None:

@@ -25,6 +25,7 @@ from outrider.config import (
     MAX_SPECULATIVE_TOKENS,
     NESTED_OPTIONS,
     EngineConfig,
+    HeadTuningConfig,
     ServerConfig,
     parse_json_object,
 )
@@ -52,15 +53,19 @@ DraftsPerStep = Annotated[
 # Fields whose flag has other names than the field.
 _FLAG_NAMES = {
     "bad_words": ("--bad-word",),
+    "held_out_share": ("--held-out",),
     "n": ("-n", "--n"),
+    "num_epochs": ("--epochs",),
+    "num_samples": ("--samples",),
     "rejection_sample_method": ("--rule",),
     "stop_token_ids": ("--stop-token-id",),
 }
-# Given as text and parsed by EngineConfig, with what the help shows for the text.
+# Given as text and parsed by the class, with what the help shows for the text.
 _TEXT_FIELDS = {
     "kv_cache_memory": "SIZE",
     "max_body_size": "SIZE",
     "logit_bias": "JSON",
+    "temperatures": "LIST",
     **dict.fromkeys(NESTED_OPTIONS, "JSON"),
 }
 # Given as text that nobody else parses.
@@ -81,6 +86,11 @@ def takes_engine_options(command: Callable[..., int]) -> Callable[..., int]:
 def takes_server_options(command: Callable[..., int]) -> Callable[..., int]:
     """Gives a command a flag for each server option; it gets those given as `server_options`."""
     return _with_flags(command, "server_options", _flags(ServerConfig, {}, "Server"))
+
+
+def takes_tuning_options(command: Callable[..., int]) -> Callable[..., int]:
+    """Gives a command a flag for each tuning option; it gets those given as `tuning_options`."""
+    return _with_flags(command, "tuning_options", _flags(HeadTuningConfig, {}, "Tuning"))
 
 
 def takes_sampling_options(

@@ -45,6 +45,31 @@ def read_prompts(arguments: list[str], file: Path | None) -> list[PromptInput]:
 
 def read_prompts_file(path: Path) -> list[PromptInput]:
     """The prompts of a file, one a line."""
+    is_json = path.suffix == ".jsonl"
+    prompts = [
+        _parse_line(f"{path}: line {number}", line) if is_json else line
+        for number, line in _lines(path)
+    ]
+    if not prompts:
+        raise RequestError(f"{path}: no prompt in it")
+    return prompts
+
+
+def read_prompt_sources(path: Path) -> list[str]:
+    """What each prompt of a file that can be read was cut from: the source that its line names.
+
+    A prompt whose line names none is a source of its own, with those that are equal to it.
+    """
+    sources = []
+    for _, line in _lines(path):
+        value = json.loads(line) if path.suffix == ".jsonl" else {}
+        source = value.get("source")
+        sources.append(source if isinstance(source, str) else line)
+    return sources
+
+
+def _lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of a file that are not empty, with their numbers from 1."""
     try:
         text = path.read_bytes().decode()
     except OSError as error:
@@ -53,15 +78,7 @@ def read_prompts_file(path: Path) -> list[PromptInput]:
         raise RequestError(f"{path}: not UTF-8 text at byte {error.start}") from None
     # Not splitlines(): a JSON string may hold other line separators as they are.
     lines = [line.removesuffix("\r") for line in text.split("\n")]
-    is_json = path.suffix == ".jsonl"
-    prompts = [
-        _parse_line(f"{path}: line {number}", line) if is_json else line
-        for number, line in enumerate(lines, 1)
-        if line.strip()
-    ]
-    if not prompts:
-        raise RequestError(f"{path}: no prompt in it")
-    return prompts
+    return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _parse_line(where: str, line: str) -> dict[str, Any]:
