@@ -229,16 +229,22 @@ def test_figures_of_requests_add_up_to_the_counters(
     openai_client: openai.OpenAI, real_server: RunningServer, async_llm: AsyncLLM
 ) -> None:
     before = dict(counters(real_server))
+    asks = {"return_spec_decode_stats": True}
     told = [
         openai_client.completions.create(
-            model="tiny",
-            prompt=prompt,
-            n=n,
-            max_tokens=9,
-            extra_body={"return_spec_decode_stats": True},
+            model="tiny", prompt=prompt, n=n, max_tokens=9, stop=stop, extra_body={**asks, **extra}
         ).spec_decode_stats  # type: ignore[attr-defined]
-        for prompt, n in (("a", 1), ("b", 3), (["c", "d"], 2))
+        for prompt, n, stop, extra in (
+            ("a", 1, None, {}),
+            ("b", 3, "e", {"num_speculative_tokens": 2}),
+            (["c", "d"], 2, None, {"rejection_sample_method": "block"}),
+            ("e", 1, None, {"num_speculative_tokens": 0}),
+        )
     ]
+    *_, last = openai_client.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=11, n=2, stream=True, extra_body=asks
+    )
+    told.append(last.spec_decode_stats)  # type: ignore[attr-defined]
     after = dict(counters(real_server))
 
     def rise(counter: str) -> float:

@@ -104,6 +104,7 @@ def test_a_text_appears_step_by_step_in_the_colours_of_its_sources(browser: Brow
 def test_switches_reach_the_engine_and_runs_stand_side_by_side(browser: Browser) -> None:
     with open_page(browser, []) as opened:
         page = opened.page
+        assert not page.get_by_role("table").is_visible()
         # By keyboard alone.
         page.get_by_label("Guesses (K)").focus()
         page.keyboard.press("ArrowLeft")
@@ -192,6 +193,9 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_alone(browser: Browser) -> None:
         key.fill("wrong")
         key.press("Tab")
         expect_status(opened.complaints, 401)
+        key.fill("€")
+        key.press("Tab")
+        page.get_by_text("Error: the API key has characters that no key can have").wait_for()
         key.fill("secret")
         key.press("Tab")
         page.get_by_text("Outrider serves tiny").wait_for()

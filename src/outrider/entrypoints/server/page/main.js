@@ -168,7 +168,7 @@ function listRun(body) {
   const [rows] = byId("runs").tBodies;
   rows.prepend(row);
   while (rows.rows.length > NUM_RUNS_LISTED) rows.lastElementChild.remove();
-  byId("runs").hidden = false;
+  byId("runs").parentElement.hidden = false;
 }
 
 function stop() {

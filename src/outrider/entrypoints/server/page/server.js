@@ -57,7 +57,7 @@ function headersOf(key) {
 async function ask(path, options) {
   let response;
   try {
-    response = await fetch(path, { ...options, cache: "no-store", credentials: "omit" });
+    response = await fetch(path, { ...options, cache: "no-store" });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     if (error instanceof TypeError && /ISO-8859-1|ByteString/.test(error.message)) {
