@@ -19,7 +19,7 @@ def take(url: str) -> bytes:
     """A picture of the page after a run without guesses, in the midst of one with them."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"))
-        page = browser.new_page(viewport={"width": 1180, "height": 900})
+        page = browser.new_page(viewport={"width": 1180, "height": 1740})
         page.goto(url)
         guesses = page.get_by_label("Guesses (K)")
         guesses.press("Home")
@@ -28,7 +28,7 @@ def take(url: str) -> bytes:
         guesses.press("End")
         page.get_by_role("button", name="Write").click()
         page.locator(".pass").nth(NUM_PASSES).wait_for(timeout=120_000)
-        picture = page.screenshot(full_page=True)
+        picture = page.screenshot()
         browser.close()
     return picture
 
