@@ -70,6 +70,11 @@ def test_the_head_is_measured_over_uneven_batches(model: Qwen4ExpForCausalLM) ->
     assert evaluation.agreement_per_depth == pytest.approx(
         [agreement[:, depth:].float().mean().item() for depth, agreement in enumerate(agreements)]
     )
+    laws = predictions.trunk.softmax(-1), [logits.softmax(-1) for logits in predictions.depths]
+    shared = [torch.minimum(laws[0][:, 1:], law[:, :-1]).sum(-1) for law in laws[1]]
+    assert evaluation.overlap_per_depth == pytest.approx(
+        [row[:, depth:].mean().item() for depth, row in enumerate(shared)], rel=1e-5
+    )
     accepted = mtp_loss.num_chained(agreements).float().mean().item()
     assert evaluation.chained_acceptance_length == pytest.approx(1 + accepted)
     # Too short to reach the budget.
@@ -85,6 +90,7 @@ def test_a_trunk_alone_has_no_figures_of_a_head(model: Qwen4ExpForCausalLM) -> N
     windows = torch.randint(1, VOCAB_SIZE, (2, 10 + 2))
     evaluation = evaluate(model, windows, num_depths=0, bytes_per_token=2.0, batch_size=2)
     assert evaluation.depth_losses == evaluation.agreement_per_depth == []
+    assert evaluation.overlap_per_depth == []
     assert evaluation.chained_acceptance_length is None
     with pytest.raises(ValueError, match="no MTP head to train"):
         evaluate(model, windows, num_depths=1, bytes_per_token=2.0, batch_size=2)

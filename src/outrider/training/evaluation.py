@@ -37,7 +37,10 @@ class Evaluation:
     dense_loss_past_budget: float | None
     attended_share_past_budget: float | None  # of the keys that attention to everything reads
     depth_losses: list[float]  # nats a token
-    agreement_per_depth: list[float]  # head's argmax equals the trunk's
+    agreement_per_depth: list[
+        float
+    ]  # head's argmax equals the trunk's: acceptance at temperature 0
+    overlap_per_depth: list[float]  # mass that both laws share: acceptance at temperature 1
     # 1 + the agreeing depths before the first that does not: what greedy drafting would reach if
     # the text were the trunk's own. None without a head.
     chained_acceptance_length: float | None
@@ -94,10 +97,11 @@ class _TrunkMeans:
 
 
 class _HeadMeans:
-    """Loss and agreement of the head by depth."""
+    """Loss, agreement and overlap of the head by depth."""
 
     def __init__(self, num_depths: int) -> None:
         self.losses = [_Mean() for _ in range(num_depths)]
+        self.overlaps = [_Mean() for _ in range(num_depths)]
         self._num_agreed = [0] * num_depths
         self._num_compared = [0] * num_depths
         self._num_accepted = self._num_started = 0
@@ -106,6 +110,8 @@ class _HeadMeans:
         for depth, logits in enumerate(predictions.depths):
             loss = mtp_loss.draft_loss(logits, window, depth)
             self.losses[depth].add(loss, logits[:, depth:, 0].numel())
+            overlap = mtp_loss.draft_acceptance(predictions.trunk, logits, depth)
+            self.overlaps[depth].add(overlap, logits[:, depth:-1, 0].numel())
         agreements = mtp_loss.draft_agreement(predictions.trunk, predictions.depths)
         for depth, agreement in enumerate(agreements):
             self._num_agreed[depth] += int(agreement.sum())
@@ -164,6 +170,7 @@ def evaluate(
         attended_share_past_budget=_attended_share(model.config, mtp_loss.input_ids(windows)),
         depth_losses=[mean.value for mean in head.losses],
         agreement_per_depth=head.agreement,
+        overlap_per_depth=[mean.value for mean in head.overlaps],
         chained_acceptance_length=head.chained_acceptance_length,
     )
 
