@@ -181,7 +181,8 @@ class HeadTuning:
         phase = f"measuring {when}"
         total = len(prompts) * len(self.temperatures)
         samples: list[AcceptanceSample] = []
-        finished = count(1)
+        # The last text of a temperature is told with the figure of all.
+        finished = count()
         for temperature in self.temperatures:
             samples.append(
                 sample_acceptance(

@@ -1,6 +1,7 @@
 """`outrider tune-head`: a table or a line of JSON, and one line for what cannot be done."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,14 @@ def test_a_table_says_what_was_gained_and_what_stayed(
         assert word in captured.out
     assert f"are byte for byte those of {model_dir}" in captured.out
     assert captured.out.endswith(f"{output}\n")
-    for phase in ("measuring before", "writing", "tuning", "measuring after"):
-        assert f"{phase}: 100%" in captured.err
+    figures = {
+        "measuring before": r"temperature 0: \d\.\d\d",
+        "writing": r"\d+ tokens",
+        "tuning": r"loss by depth [\d. ]+, [\d,]+ tokens/s",
+        "measuring after": r"temperature 0: \d\.\d\d",
+    }
+    for phase, figure in figures.items():
+        assert re.search(rf"^{phase}: 100%, {figure}$", captured.err, re.MULTILINE), phase
 
 
 BAD = {
