@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from outrider.bundled import BUNDLED_SUITES
+from outrider.training import prompts as prompts_module
 from outrider.training.corpus import HELD_OUT_MODULES, collect_documents
 from outrider.training.documents import Document, write_json_lines
 from outrider.training.prompts import (
@@ -113,6 +114,23 @@ def test_suites_are_cut_from_the_held_out_files_of_a_corpus(tmp_path: Path) -> N
     assert len(load_prompts(tmp_path / SUITES_FOLDER / "prose.jsonl")) == 2
     page_text = (tmp_path / SUITES_FOLDER / "README.md").read_text()
     assert "| code | a-code 1 | MIT | 2 |\n| prose | a-prose 1 | MIT | 1 |\n" in page_text
+
+
+def test_a_suite_that_is_cut_short_has_prompts_of_all_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    pages = [
+        Document(f"{name}.rst", "".join(f"A line of {name}, number {i}.\n" for i in range(90)))
+        for name in "abcd"
+    ]
+    write_json_lines(tmp_path / "held_out_prose.jsonl", pages)
+    (tmp_path / "provenance.json").write_text('{"sources": []}')
+    monkeypatch.setattr(prompts_module, "_MAX_PROMPTS", {"prose": 5})
+    write_suites(tokenizer, tmp_path, tmp_path)
+    sources = [prompt.source for prompt in load_prompts(tmp_path / "prose.jsonl")]
+    assert len(sources) == 5
+    assert set(sources) == {"a.rst", "b.rst", "c.rst", "d.rst"}
 
 
 def test_every_suite_says_where_it_is_from() -> None:
