@@ -37,9 +37,7 @@ class Evaluation:
     dense_loss_past_budget: float | None
     attended_share_past_budget: float | None  # of the keys that attention to everything reads
     depth_losses: list[float]  # nats a token
-    agreement_per_depth: list[
-        float
-    ]  # head's argmax equals the trunk's: acceptance at temperature 0
+    agreement_per_depth: list[float]  # argmax is the trunk's: acceptance at temperature 0
     overlap_per_depth: list[float]  # mass that both laws share: acceptance at temperature 1
     # 1 + the agreeing depths before the first that does not: what greedy drafting would reach if
     # the text were the trunk's own. None without a head.
