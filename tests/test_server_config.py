@@ -34,6 +34,11 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"max_body_size": 0}, "max_body_size must be an integer 1 or more, got 0"),
         ({"max_body_size": "lots"}, "max_body_size must be a number of bytes such as 4GiB"),
         ({"shutdown_timeout_s": -1}, "shutdown_timeout_s must be an integer 0 or more"),
+        ({"reasoning_parser": "deepseek_r1"}, "reasoning_parser must be qwen3, got 'deepseek_r1'"),
+        ({"reasoning_parser": 1}, "reasoning_parser must be qwen3, got 1"),
+        ({"tool_call_parser": "hermes"}, "tool_call_parser must be qwen3_coder, got 'hermes'"),
+        ({"enable_auto_tool_choice": True}, "enable_auto_tool_choice needs a tool_call_parser"),
+        ({"enable_auto_tool_choice": 1}, "enable_auto_tool_choice must be true or false"),
         ({"ports": 1}, "unknown option 'ports'; the nearest is \"port\""),
     ],
 )

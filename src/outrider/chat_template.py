@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError, TemplateSyntaxError
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -96,6 +96,19 @@ class ChatTemplate:
             str(folder),
         )
 
+    def variables(self, options: ChatOptions) -> frozenset[str]:
+        """Names that `template_kwargs` may set: all that the template reads and is not told.
+
+        Raises:
+            RequestError: no template fits.
+            CheckpointError: the checkpoint's template is no valid one.
+        """
+        source, where, is_own = self._choose(options)
+        try:
+            return _variables(source) - {*_ARGUMENTS, *self._special_tokens}
+        except TemplateSyntaxError as error:
+            raise _syntax_error(where, is_own, error) from None
+
     def render(self, messages: Sequence[Mapping[str, Any]], options: ChatOptions) -> str:
         """The text of one conversation.
 
@@ -157,8 +170,7 @@ class ChatTemplate:
         try:
             return _rendered(_compiled(source), variables)
         except TemplateSyntaxError as error:
-            kind: type[OutriderError] = CheckpointError if is_own else RequestError
-            message = f"{where}, line {error.lineno}: {_line(error)}"
+            raise _syntax_error(where, is_own, error) from None
         except SecurityError as error:
             kind, message = RequestError, f"{where} does what its sandbox forbids: {_line(error)}"
         except _RefusalError as error:
@@ -169,6 +181,11 @@ class ChatTemplate:
             # A template may fail as any program does.
             kind, message = RequestError, f"{where} fails: {type(error).__name__}: {_line(error)}"
         raise kind(message) from None
+
+
+def _syntax_error(where: str, is_own: bool, error: TemplateSyntaxError) -> OutriderError:
+    kind = CheckpointError if is_own else RequestError
+    return kind(f"{where}, line {error.lineno}: {_line(error)}")
 
 
 class _RefusalError(TemplateError):
@@ -205,6 +222,11 @@ def _environment() -> ImmutableSandboxedEnvironment:
 @lru_cache(maxsize=32)
 def _compiled(source: str) -> Template:
     return _environment().from_string(source)
+
+
+@lru_cache(maxsize=32)
+def _variables(source: str) -> frozenset[str]:
+    return frozenset(meta.find_undeclared_variables(_environment().parse(source)))
 
 
 def _rendered(template: Template, variables: dict[str, Any]) -> str:

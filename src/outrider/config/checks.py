@@ -25,6 +25,6 @@ def check_bool(name: str, value: object) -> None:
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
     """One of the words."""
     if value not in choices:
-        raise ConfigError(
-            f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got {shown(value)}"
-        )
+        *others, last = choices
+        allowed = f"{', '.join(others)} or {last}" if others else last
+        raise ConfigError(f"{name} must be {allowed}, got {shown(value)}")

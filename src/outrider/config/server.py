@@ -6,11 +6,14 @@ import ipaddress
 import os
 import re
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal, get_args
 
-from outrider.config.checks import check_bool, check_int
+from outrider.config.checks import check_bool, check_choice, check_int
 from outrider.config.parsing import parse_size, take_known
 from outrider.errors import ConfigError, shown
+
+ReasoningParser = Literal["qwen3"]
+ToolCallParser = Literal["qwen3_coder"]
 
 API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 _LOOPBACK_NAMES = ("localhost", "ip6-localhost", "ip6-loopback")
@@ -35,6 +38,11 @@ class ServerConfig:
         max_num_queued: completions that may wait for those that run; past it the answer is 429.
         max_body_size: bytes of a request's body at most.
         shutdown_timeout_s: seconds that running requests have after SIGTERM.
+        reasoning_parser: how the model writes its thoughts, which then stand apart from what it
+            says in a chat.
+        tool_call_parser: how the model writes calls of the tools of a chat.
+        enable_auto_tool_choice: let the model choose whether it calls a tool; needs
+            tool_call_parser.
     """
 
     host: str = "127.0.0.1"
@@ -46,6 +54,9 @@ class ServerConfig:
     max_num_queued: int = 256
     max_body_size: int = 4 << 20
     shutdown_timeout_s: int = 30
+    reasoning_parser: ReasoningParser | None = None
+    tool_call_parser: ToolCallParser | None = None
+    enable_auto_tool_choice: bool = False
 
     def __post_init__(self) -> None:
         """Check each field, and that nobody can reach the server who should not."""
@@ -56,6 +67,16 @@ class ServerConfig:
         check_int("max_body_size", self.max_body_size, 1)
         check_int("shutdown_timeout_s", self.shutdown_timeout_s, 0)
         check_bool("allow_unauthenticated", self.allow_unauthenticated)
+        check_bool("enable_auto_tool_choice", self.enable_auto_tool_choice)
+        if self.reasoning_parser is not None:
+            check_choice("reasoning_parser", self.reasoning_parser, get_args(ReasoningParser))
+        if self.tool_call_parser is not None:
+            check_choice("tool_call_parser", self.tool_call_parser, get_args(ToolCallParser))
+        elif self.enable_auto_tool_choice:
+            raise ConfigError(
+                "enable_auto_tool_choice needs a tool_call_parser, which may be "
+                f"{', '.join(get_args(ToolCallParser))}"
+            )
         for name in ("served_model_name", "allowed_host"):
             values = tuple(getattr(self, name))
             for value in values:
@@ -87,6 +108,11 @@ class ServerConfig:
     def with_model_name(self, name: str) -> ServerConfig:
         """The same, in which the model has a name."""
         return self if self.served_model_name else replace(self, served_model_name=(name,))
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether a model that chooses to call tools can."""
+        return self.tool_call_parser is not None and self.enable_auto_tool_choice
 
     @property
     def is_loopback(self) -> bool:

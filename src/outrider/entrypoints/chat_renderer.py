@@ -39,6 +39,10 @@ class ChatRenderer:
     def _chat_template(self) -> ChatTemplate:
         return ChatTemplate.from_pretrained(self._model_dir)
 
+    def variables(self, options: ChatOptions) -> frozenset[str]:
+        """Names of the variables that `template_kwargs` may set."""
+        return self._chat_template.variables(options)
+
     def encode(self, messages: object, options: ChatOptions) -> list[EncodedPrompt]:
         """Prompts of one conversation, a list of messages, or of a list of conversations."""
         if not _is_list(messages):

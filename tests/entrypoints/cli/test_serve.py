@@ -36,6 +36,9 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--max-body-size", "x"], "max_body_size must be a number of bytes"),
         (["--allowed-host", "x:1"], "allowed_host must be a name or an address"),
         (["-k", "9"], "-k must be from 0 to 8, got 9"),
+        (["--reasoning-parser", "r1"], "reasoning_parser must be qwen3, got 'r1'"),
+        (["--tool-call-parser", "x"], "tool_call_parser must be qwen3_coder, got 'x'"),
+        (["--enable-auto-tool-choice"], "needs a tool_call_parser, which may be qwen3_coder"),
         (["--max-num-seqs", "0"], "max_num_seqs must be an integer 1 or more"),
         (["--speculative-config", "{"], "no valid JSON"),
         (["one", "--model", "two"], "MODEL one and --model two: give one of the two"),
@@ -92,9 +95,12 @@ def test_every_flag_of_the_server_has_its_effect(recorder: Recorder) -> None:
         "--max-num-queued": "7",
         "--max-body-size": "1MiB",
         "--shutdown-timeout-s": "3",
+        "--reasoning-parser": "qwen3",
+        "--tool-call-parser": "qwen3_coder",
     }
+    switches = ("--allow-unauthenticated", "--enable-auto-tool-choice")
     flat = [word for pair in arguments.items() for word in pair]
-    assert main(["serve", *flat, "--served-model-name", "y", "--allow-unauthenticated"]) == 0
+    assert main(["serve", *flat, "--served-model-name", "y", *switches]) == 0
     config, _ = recorder.calls[0]
     assert config == ServerConfig(
         host="0.0.0.0",
@@ -106,9 +112,12 @@ def test_every_flag_of_the_server_has_its_effect(recorder: Recorder) -> None:
         max_num_queued=7,
         max_body_size=1 << 20,
         shutdown_timeout_s=3,
+        reasoning_parser="qwen3",
+        tool_call_parser="qwen3_coder",
+        enable_auto_tool_choice=True,
     )
     flags = {f"--{name.replace('_', '-')}" for name in ServerConfig.__dataclass_fields__}
-    assert {*arguments, "--allow-unauthenticated"} == flags
+    assert {*arguments, *switches} == flags
 
 
 def test_it_drafts_with_three_where_nothing_else_is_said(

@@ -29,8 +29,14 @@ def async_llm(model_dir: Path) -> Iterator[AsyncLLM]:
 
 @pytest.fixture(scope="session")
 def real_client(async_llm: AsyncLLM, model_dir: Path) -> AppClient:
-    """Of an application in this process, over the engine."""
-    return AppClient.over(AsyncLLMClient(async_llm), served_model(async_llm, model_dir))
+    """Of an application in this process, over the engine, that looks for thoughts and calls."""
+    return AppClient.over(
+        AsyncLLMClient(async_llm),
+        served_model(async_llm, model_dir),
+        reasoning_parser="qwen3",
+        tool_call_parser="qwen3_coder",
+        enable_auto_tool_choice=True,
+    )
 
 
 @pytest.fixture(scope="session")

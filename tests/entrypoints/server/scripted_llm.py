@@ -11,6 +11,7 @@ from outrider.errors import EngineDeadError, RequestError
 from outrider.logprobs import Logprob
 from outrider.outputs import CompletionOutput, DecodeStep, RequestMetrics, RequestOutput
 from outrider.spec_decode.metrics import SpecDecodeMetrics
+from outrider.tokenizer import IncrementalDetokenizer, Tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
@@ -30,6 +31,7 @@ class Part:
     logprobs: list[dict[int, Logprob]] | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    stop_reason: int | str | None = None
 
 
 @dataclass
@@ -132,6 +134,7 @@ class ScriptedLLM:
                     part.text,
                     part.token_ids,
                     part.finish_reason,
+                    part.stop_reason,
                     logprobs=part.logprobs,
                     steps=steps,
                 )
@@ -139,6 +142,23 @@ class ScriptedLLM:
             prompt_logprobs=self.prompt_logprobs if number == self.prompt_logprobs_at else None,
             metrics=RequestMetrics(0.0, copy),
         )
+
+
+def parts_of_text(
+    tokenizer: Tokenizer, text: str, size: int, finish_reason: str = "stop", index: int = 0
+) -> list[Part | None]:
+    """A text as steps of `size` tokens emit it, with the token that ends it where one does."""
+    token_ids = tokenizer.encode(text)
+    if finish_reason == "stop":
+        token_ids.append(tokenizer.eos_token_ids[0])
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    parts: list[Part | None] = []
+    for at in range(0, len(token_ids), size):
+        ids = token_ids[at : at + size]
+        is_last = at + size >= len(token_ids)
+        told = detokenizer.append(ids) + (detokenizer.flush() if is_last else "")
+        parts.append(Part(told, ids, finish_reason if is_last else None, index))
+    return parts
 
 
 # Two tokens of one step, then the end.

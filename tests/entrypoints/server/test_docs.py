@@ -4,7 +4,8 @@ import re
 from pathlib import Path
 
 from outrider.entrypoints.server import limits
-from outrider.entrypoints.server.protocol import ChatBody, CompletionBody
+from outrider.entrypoints.server.chat_protocol import ChatBody
+from outrider.entrypoints.server.protocol import CompletionBody
 from tests.entrypoints.server.test_metrics import TYPES
 
 DOCS = (Path(__file__).parents[3] / "docs/server.md").read_text(encoding="utf-8")

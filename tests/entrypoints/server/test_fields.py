@@ -5,13 +5,8 @@ from typing import Any
 import pytest
 
 from outrider.entrypoints.server import limits
-from outrider.entrypoints.server.protocol import (
-    ChatBody,
-    ChatMessage,
-    CompletionBody,
-    GenerationBody,
-    TokenizeBody,
-)
+from outrider.entrypoints.server.chat_protocol import ChatBody, ChatMessage, TokenizeBody
+from outrider.entrypoints.server.protocol import CompletionBody, GenerationBody
 from tests.entrypoints.server.app_client import AppClient, error_of
 from tests.entrypoints.server.scripted_llm import HELLO, ScriptedLLM
 
@@ -69,6 +64,23 @@ WRONG_OF_CHAT: dict[str, tuple[Any, ...]] = {
     "max_completion_tokens": (0, -1, 1.5, True, "1", 2**63),
     "logprobs": (1, 0, "true"),
     "top_logprobs": (-1, 21, 1.0, True, "1"),
+    "tools": (1, {}, [1], [{}], [{"type": "function"}], [{"type": "custom"}], "auto"),
+    "tool_choice": (1, "any", {}, {"type": "function"}, "auto", [], True),
+    "parallel_tool_calls": (1, "true", []),
+    "include_reasoning": (0, "false", [], False),
+    "reasoning_effort": ("much", 1, True, []),
+    "chat_template_kwargs": (
+        1,
+        [],
+        "x",
+        {"thinks": True},
+        {"tools": []},
+        {"messages": []},
+        {"eos_token": "x"},
+        {"enable_thinking": NAN},
+        {str(i): 1 for i in range(17)},
+        {"chat_template": "x"},
+    ),
 }
 
 
@@ -144,7 +156,8 @@ def test_of_a_true_that_is_neutral_one_is_not() -> None:
         ({"role": "user"}, "messages[0].content"),
         ({"role": "user", "content": None}, "messages[0].content"),
         ({"role": "user", "content": 1}, "messages[0].content"),
-        ({"role": "tool", "content": "a"}, "messages[0].role"),
+        ({"role": "function", "content": "a"}, "messages[0].role"),
+        ({"role": "tool", "content": "a"}, "messages[0].tool_call_id"),
         ({"role": "User", "content": "a"}, "messages[0].role"),
         ({"role": "user", "content": "a", "x": 1}, "messages[0].x"),
         ({"role": "user", "content": [1]}, "messages[0].content[0]"),
@@ -156,6 +169,14 @@ def test_of_a_true_that_is_neutral_one_is_not() -> None:
         *(
             ({"role": "user", "content": "a", name: "x"}, f"messages[0].{name}")
             for name in ChatMessage.UNSUPPORTED
+        ),
+        ({"role": "user", "content": "a", "name": "x"}, "messages[0].name"),
+        ({"role": "user", "content": "a", "tool_call_id": "x"}, "messages[0].tool_call_id"),
+        ({"role": "user", "content": "a", "tool_calls": [1]}, "messages[0].tool_calls[0]"),
+        ({"role": "user", "content": "a", "reasoning": "x"}, "messages[0].reasoning"),
+        (
+            {"role": "user", "content": "a", "reasoning_content": "x"},
+            "messages[0].reasoning_content",
         ),
     ],
 )

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outrider.entrypoints.server.protocol import ChatBody, CompletionBody
+from outrider.entrypoints.server.chat_protocol import ChatBody
+from outrider.entrypoints.server.protocol import CompletionBody
 from tests.entrypoints.server.app_client import AppClient, error_of
 
 # What each field may well be; a run of the tiny model stays short.
@@ -35,11 +36,33 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "messages": st.lists(
         st.fixed_dictionaries(
             {
-                "role": st.sampled_from(["system", "user", "assistant", "developer"]),
+                "role": st.sampled_from(["system", "user", "assistant", "developer", "tool"]),
                 "content": st.text(max_size=20),
             }
         ),
         max_size=3,
+    ),
+    "tools": st.lists(
+        st.fixed_dictionaries(
+            {
+                "type": st.just("function"),
+                "function": st.fixed_dictionaries(
+                    {"name": st.sampled_from(["f", "g"])},
+                    optional={
+                        "description": st.text(max_size=5),
+                        "parameters": st.just({"type": "object", "properties": {"a": {}}}),
+                        "strict": st.booleans(),
+                    },
+                ),
+            }
+        ),
+        max_size=2,
+    ),
+    "tool_choice": st.sampled_from(["none", "auto", "required"])
+    | st.just({"type": "function", "function": {"name": "f"}}),
+    "reasoning_effort": st.sampled_from(["none", "low", "high"]),
+    "chat_template_kwargs": st.dictionaries(
+        st.sampled_from(["enable_thinking", "tools"]), st.booleans(), max_size=1
     ),
     "logprobs": st.integers(0, 21) | st.booleans(),
     "top_logprobs": st.integers(0, 21),

@@ -7,7 +7,8 @@ import openai
 import pytest
 
 from outrider.entrypoints.async_llm import AsyncLLM
-from outrider.entrypoints.server.protocol import ChatBody, CompletionBody
+from outrider.entrypoints.server.chat_protocol import ChatBody
+from outrider.entrypoints.server.protocol import CompletionBody
 from tests.entrypoints.server.running_server import RunningServer
 
 MESSAGES: Any = [
@@ -71,8 +72,22 @@ def test_every_field_of_a_completion(openai_client: openai.OpenAI) -> None:
 
 
 def test_every_field_of_a_chat(openai_client: openai.OpenAI) -> None:
-    own = {**SHARED, "messages": MESSAGES, "logprobs": True, "top_logprobs": 2}
-    extra = {**EXTRA, "max_completion_tokens": 5}
+    own = {
+        **SHARED,
+        "messages": MESSAGES,
+        "logprobs": True,
+        "top_logprobs": 2,
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "tool_choice": "none",
+        "parallel_tool_calls": False,
+        "reasoning_effort": "none",
+    }
+    extra = {
+        **EXTRA,
+        "max_completion_tokens": 5,
+        "include_reasoning": True,
+        "chat_template_kwargs": {},
+    }
     assert {*own, *extra} == set(ChatBody.model_fields)
     answer = openai_client.chat.completions.create(**own, extra_body=extra)
     assert [choice.index for choice in answer.choices] == [0, 1]

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from outrider.entrypoints.chat_renderer import ChatRenderer
-from outrider.entrypoints.server.protocol import ChatBody, CompletionBody
+from outrider.entrypoints.server.chat_protocol import ChatBody
+from outrider.entrypoints.server.protocol import CompletionBody
 from outrider.sampling_params import RequestOutputKind, SamplingParams
 from tests.entrypoints.server.app_client import AppClient, bundled_served_model, error_of
 from tests.entrypoints.server.scripted_llm import HELLO, ScriptedLLM

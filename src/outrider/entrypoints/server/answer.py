@@ -52,6 +52,10 @@ class ChoiceWriter(Protocol):
         """What stands beside the choices of a whole answer."""
         ...
 
+    def usage_details(self) -> dict[str, Any]:
+        """What stands in the usage beside the sums, once all choices are written."""
+        ...
+
 
 @dataclass
 class Sums:
@@ -152,7 +156,7 @@ class Answer:
         ]
         return {
             **self._envelope(self.writer.object_name, choices),
-            "usage": self.sums.usage(),
+            "usage": self._usage(),
             **extra,
         }
 
@@ -175,12 +179,15 @@ class Answer:
             return
         last: dict[str, Any] = {}
         if self.body.includes_usage:
-            last["usage"] = self.sums.usage()
+            last["usage"] = self._usage()
         if self.body.return_spec_decode_stats:
             last["spec_decode_stats"] = self.sums.spec_decode_stats()
         if last:
             yield self._event([], last)
         yield _END
+
+    def _usage(self) -> dict[str, Any]:
+        return {**self.sums.usage(), **self.writer.usage_details()}
 
     def _event(self, choices: list[dict[str, Any]], last: dict[str, Any] | None = None) -> bytes:
         chunk = self._envelope(self.writer.chunk_object_name, choices)

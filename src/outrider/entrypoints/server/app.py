@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from outrider import __version__
 from outrider.entrypoints.server.answer import Answer, ChoiceWriter, Sums
 from outrider.entrypoints.server.chat_completions import ChatWriter
+from outrider.entrypoints.server.chat_protocol import ChatBody, TokenizeBody
 from outrider.entrypoints.server.completions import CompletionWriter
 from outrider.entrypoints.server.disconnect import ClientGoneError, EventStream, until_disconnect
 from outrider.entrypoints.server.errors import (
@@ -24,16 +25,15 @@ from outrider.entrypoints.server.errors import (
     json_response,
     server_fault,
 )
+from outrider.entrypoints.server.message_formats import MessageFormats
 from outrider.entrypoints.server.metrics import CONTENT_TYPE, ServerMetrics
 from outrider.entrypoints.server.openapi import add_schema, describe_body
 from outrider.entrypoints.server.prompts import PromptReader
 from outrider.entrypoints.server.protocol import (
-    ChatBody,
     CompletionBody,
     DetokenizeBody,
     GenerationBody,
     RequestBody,
-    TokenizeBody,
 )
 from outrider.entrypoints.server.request_body import read_json_object
 from outrider.entrypoints.server.request_params import ParamsBuilder
@@ -103,6 +103,7 @@ class Api:
         self._created = int(time.time())
         self._numbers = itertools.count()
         self._metrics = ServerMetrics(self._names[0], llm.stats)
+        self._formats = MessageFormats(config, model.tokenizer)
         self._prompts = PromptReader(model.tokenizer, model.chat_renderer, model.model_dir)
         self._params = ParamsBuilder(model.default_params, model.max_new_tokens, model.max_logprobs)
         self.serving = Serving(llm, self._metrics, model.max_num_seqs, config.max_num_queued)
@@ -122,21 +123,27 @@ class Api:
         body = ChatBody.parse(await self._body(request))
         body.check()
         self._check_model(body.model)
+        self._formats.check(body)
         params = self._params.of_chat(body)
-        prompts = [await self._prompts.of_chat(body.messages)]
-        writer = ChatWriter(body, self._model.tokenizer)
-        return await self._answer(request, "chatcmpl", writer, body, prompts, params)
+        prompt = await self._prompts.of_chat(
+            body.messages, body.told_tools, body.chat_template_kwargs, body.reasoning_effort
+        )
+        form = self._formats.of(body, prompt.text or "")
+        writer = ChatWriter(body, self._model.tokenizer, form)
+        return await self._answer(request, "chatcmpl", writer, body, [prompt], params)
 
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or a chat."""
         body = TokenizeBody.parse(await self._body(request))
+        body.check()
         self._check_model(body.model)
-        if (body.prompt is None) == (body.messages is None):
-            raise invalid("prompt", "give either prompt or messages")
         if body.messages is None:
             token_ids = await self._prompts.encode(body.prompt or "", "prompt")
         else:
-            token_ids = (await self._prompts.of_chat(body.messages)).token_ids
+            prompt = await self._prompts.of_chat(
+                body.messages, body.tools or (), body.chat_template_kwargs
+            )
+            token_ids = prompt.token_ids
         answer: dict[str, Any] = {
             "count": len(token_ids),
             "max_model_len": self._model.max_model_len,

@@ -84,6 +84,10 @@ class CompletionWriter:
         del output
         return {}
 
+    def usage_details(self) -> dict[str, Any]:
+        """Nothing: the sums are all."""
+        return {}
+
     @property
     def _echoes_logprobs(self) -> bool:
         return bool(self.body.echo) and self.body.logprobs is not None

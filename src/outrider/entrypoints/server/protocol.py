@@ -66,10 +66,6 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
-def _as_parts(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
 Name = Annotated[str, Field(max_length=limits.MAX_NAME_LENGTH)]
 # A switch of other servers that can only be off.
 No = Annotated[bool, AfterValidator(_check_no)]
@@ -109,13 +105,15 @@ class RequestBody(BaseModel):
         """
         refuse_unsupported("", body, cls.UNSUPPORTED)
         kept = {name: value for name, value in body.items() if name not in cls.UNSUPPORTED}
-        messages = kept.get("messages")
-        if "messages" in cls.model_fields and isinstance(messages, list):
-            kept["messages"] = [_message(f"messages[{i}].", one) for i, one in enumerate(messages)]
+        cls.prepare(kept)
         try:
             return cls.model_validate(kept)
         except ValidationError as error:
             raise first_error(error, body, cls.model_fields) from None
+
+    @classmethod
+    def prepare(cls, body: dict[str, Any]) -> None:
+        """Changes a body before its fields are read."""
 
 
 class StreamOptions(BaseModel):
@@ -233,116 +231,6 @@ class CompletionBody(GenerationBody):
             )
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens", "max_tokens 0 needs echo true")
-
-
-class TextPart(BaseModel):
-    """A part of a message; there are none but texts."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(BaseModel):
-    """A message of a chat."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
-    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
-        "annotations": ([],),
-        "audio": (),
-        "function_call": (),
-        "name": (),
-        "reasoning": (),
-        "reasoning_content": (),
-        "refusal": (),
-        "tool_call_id": (),
-        "tool_calls": ([],),
-    }
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[
-        list[TextPart],
-        Field(max_length=limits.MAX_CONTENT_PARTS),
-        BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart]),
-    ]
-
-
-class ChatBody(GenerationBody):
-    """The body of /v1/chat/completions."""
-
-    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
-        **GenerationBody.UNSUPPORTED,
-        "add_generation_prompt": (True,),
-        "audio": (),
-        "best_of": (1,),
-        "chat_template": (),
-        "chat_template_kwargs": ({},),
-        "continue_final_message": (False,),
-        "documents": ([],),
-        "echo": (False,),
-        "function_call": ("none",),
-        "functions": ([],),
-        "include_reasoning": (True,),
-        "modalities": (["text"],),
-        "parallel_tool_calls": (True, False),
-        "prediction": (),
-        "reasoning_effort": ("none",),
-        "tool_choice": ("none",),
-        "tools": ([],),
-        "verbosity": ("medium",),
-        "web_search_options": (),
-    }
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=limits.MAX_MESSAGES)]
-    max_completion_tokens: NotNegative | None = None
-    logprobs: bool | None = None
-    top_logprobs: NotNegative | None = None
-
-    def check(self) -> None:
-        """Refuse what contradicts itself."""
-        self.check_stream()
-        for name in ("max_tokens", "max_completion_tokens"):
-            if getattr(self, name) == 0:
-                raise invalid(name, f"{name} must be 1 or more, got 0")
-        limits_given = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(limits_given) > 1:
-            raise invalid(
-                "max_completion_tokens",
-                "max_tokens and max_completion_tokens are the same: give one of the two",
-            )
-        if self.top_logprobs is not None and not self.logprobs:
-            raise invalid("top_logprobs", "top_logprobs needs logprobs true")
-
-
-def _message(where: str, message: object) -> object:
-    """A message without the fields that ask for nothing; an assistant's content may be null."""
-    if not isinstance(message, dict):
-        return message
-    refuse_unsupported(where, message, ChatMessage.UNSUPPORTED)
-    kept = {name: value for name, value in message.items() if name not in ChatMessage.UNSUPPORTED}
-    if kept.get("content", "") is None and kept.get("role") == "assistant":
-        kept["content"] = ""
-    return kept
-
-
-class TokenizeBody(RequestBody):
-    """The body of /tokenize: a prompt, or messages as the model would read them."""
-
-    UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
-        "add_special_tokens": (True,),
-        "add_generation_prompt": (True,),
-        "chat_template": (),
-        "chat_template_kwargs": ({},),
-        "continue_final_message": (False,),
-        "tools": ([],),
-    }
-
-    prompt: str | None = None
-    messages: (
-        Annotated[list[ChatMessage], Field(min_length=1, max_length=limits.MAX_MESSAGES)] | None
-    ) = None
-    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(RequestBody):

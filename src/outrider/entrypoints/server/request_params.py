@@ -12,7 +12,8 @@ from outrider.sampling_params import RequestOutputKind, SamplingParams
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from outrider.entrypoints.server.protocol import ChatBody, CompletionBody, GenerationBody
+    from outrider.entrypoints.server.chat_protocol import ChatBody
+    from outrider.entrypoints.server.protocol import CompletionBody, GenerationBody
 
 # Fields that a body and SamplingParams have under one name.
 _SAME_NAME = (
