@@ -327,3 +327,14 @@ def test_special_tokens_of_no_known_form_are_left_out(tmp_path: Path) -> None:
     folder = write(tmp_path, "{{ bos_token is defined }} {{ eos_token }}")
     edit_json(folder / "tokenizer_config.json", lambda config: config.update(bos_token=None))
     assert rendered(folder, ONE) == "False <|endoftext|>"
+
+
+def test_variables_that_may_be_set(tmp_path: Path) -> None:
+    template = (
+        "{% set own = 1 %}{{ eos_token }}{{ messages[0].content }}{{ own }}{{ raise_exception }}"
+        "{% if tools and add_generation_prompt and thinks is defined %}{{ range(n) }}{% endif %}"
+    )
+    folder = write(tmp_path, template, eos_token="<e>")
+    assert ChatTemplate.from_pretrained(folder).variables(ChatOptions()) == {"thinks", "n"}
+    with pytest.raises(CheckpointError, match="line 1: unexpected"):
+        ChatTemplate.from_pretrained(write(tmp_path, "{{ 1 + }}")).variables(ChatOptions())

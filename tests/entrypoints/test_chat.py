@@ -106,9 +106,9 @@ def test_arguments_of_calls_become_objects(renderer: ChatRenderer) -> None:
     text = prompt('{"city":"Bern"}')
     assert text == prompt({"city": "Bern"})
     assert text is not None
-    assert '{"name": "weather", "arguments": {"city": "Bern"}}' in text
+    assert "<function=weather>\n<parameter=city>\nBern\n</parameter>\n</function>" in text
     # What a model has written wrong stays as it is.
-    assert '"arguments": {"city"}' in (prompt('{"city"}') or "")
+    assert '<function=weather>\n{"city"}\n</function>' in (prompt('{"city"}') or "")
 
 
 USER = {"role": "user", "content": "a"}

@@ -86,20 +86,27 @@ def test_bundled_files_are_what_the_script_writes(tokenizer: Tokenizer, tmp_path
 def test_chat_template_renders_roles_thinking_and_tools() -> None:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(CHAT_TEMPLATE)
-    call = {"function": {"name": "add", "arguments": {"a": 1}}}
+    calls = [
+        {"function": {"name": "add", "arguments": {"a": 1, "b": "x"}}},
+        {"function": {"name": "now", "arguments": {}}},
+    ]
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "1+1?"},
-        {"role": "assistant", "content": "", "reasoning_content": "Sum.", "tool_calls": [call]},
+        {"role": "assistant", "content": "", "reasoning_content": "Sum.", "tool_calls": calls},
         {"role": "tool", "content": "2"},
+        {"role": "tool", "content": "noon"},
     ]
     text = template.render(messages=messages, add_generation_prompt=True)
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n"
         "<|im_start|>user\n1+1?<|im_end|>\n"
         "<|im_start|>assistant\n<think>\nSum.\n</think>\n\n"
-        '\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call><|im_end|>\n'
-        "<|im_start|>tool\n2<|im_end|>\n"
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\nx\n"
+        "</parameter>\n</function>\n</tool_call>\n"
+        "<tool_call>\n<function=now>\n</function>\n</tool_call><|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\n2\n</tool_response>\n"
+        "<tool_response>\nnoon\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\n"
     )
     closed = template.render(

@@ -41,8 +41,8 @@ CHAT_TEMPLATE = """\
         {{- tool | tojson }}
         {{- '\\n' }}
     {%- endfor %}
-    {{- 'Write a call as <tool_call>\\n{"name": NAME, "arguments": OBJECT}\\n</tool_call>.' }}
-    {{- '<|im_end|>\\n' }}
+    {{- 'Write a call as\\n<tool_call>\\n<function=NAME>\\n' }}
+    {{- '<parameter=NAME>\\nVALUE\\n</parameter>\\n</function>\\n</tool_call><|im_end|>\\n' }}
 {%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
 {%- endif %}
@@ -57,15 +57,26 @@ CHAT_TEMPLATE = """\
         {{- message.content or '' }}
         {%- for tool_call in message.tool_calls or [] %}
             {%- set call = tool_call.function or tool_call %}
-            {{- '\\n<tool_call>\\n{"name": ' }}
-            {{- call.name | tojson }}
-            {{- ', "arguments": ' }}
-            {{- call.arguments if call.arguments is string else call.arguments | tojson }}
-            {{- '}\\n</tool_call>' }}
+            {{- '\\n' if not loop.first else '\\n\\n' if message.content else '' }}
+            {{- '<tool_call>\\n<function=' + call.name + '>\\n' }}
+            {%- if call.arguments is string %}
+                {{- call.arguments + '\\n' }}
+            {%- else %}
+                {%- for name, value in (call.arguments or {}) | items %}
+                    {{- '<parameter=' + name + '>\\n' }}
+                    {{- value if value is string else value | tojson }}
+                    {{- '\\n</parameter>\\n' }}
+                {%- endfor %}
+            {%- endif %}
+            {{- '</function>\\n</tool_call>' }}
         {%- endfor %}
         {{- '<|im_end|>\\n' }}
     {%- elif message.role == 'tool' %}
-        {{- '<|im_start|>tool\\n' + message.content + '<|im_end|>\\n' }}
+        {%- if loop.first or loop.previtem.role != 'tool' %}
+            {{- '<|im_start|>user\\n' }}
+        {%- endif %}
+        {{- '<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {{- '<|im_end|>\\n' if loop.last or loop.nextitem.role != 'tool' else '\\n' }}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}

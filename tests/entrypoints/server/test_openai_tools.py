@@ -20,7 +20,8 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "get_time"}},
 ]
 TEXT = (
-    'Where?\n</think>\n\nI look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\nOslo, "N"\n'
+    "Where?\n</think>\n\nI look.\n\n<tool_call>\n<function=get_weather>\n<parameter=city>\n"
+    'Oslo, "N"\n'
     "</parameter>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>\n"
     "<tool_call>\n<function=get_time>\n</function>\n</tool_call>"
 )

@@ -44,14 +44,18 @@ SHARED = [
 # Fields that the server itself honours, or that change nothing.
 NOT_FOR_THE_ENGINE = {
     "best_of",
+    "chat_template_kwargs",
     "echo",
+    "include_reasoning",
     "logprobs",
     "max_completion_tokens",
     "messages",
     "metadata",
     "model",
+    "parallel_tool_calls",
     "prompt",
     "prompt_cache_key",
+    "reasoning_effort",
     "return_decode_steps",
     "return_spec_decode_stats",
     "return_token_ids",
@@ -61,6 +65,8 @@ NOT_FOR_THE_ENGINE = {
     "store",
     "stream",
     "stream_options",
+    "tool_choice",
+    "tools",
     "top_logprobs",
     "user",
 }

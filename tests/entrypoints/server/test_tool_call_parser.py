@@ -123,6 +123,16 @@ CASES: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
         "",
         [("write", {"text": TAGS, "path": "p"})],
     ),
+    "a value that speaks of parameters": (
+        call("write", path="p", text="\n<parameter=path>\nor <parameter=mode> or\n<parameter=x>"),
+        "",
+        [
+            (
+                "write",
+                {"path": "p", "text": "\n<parameter=path>\nor <parameter=mode> or\n<parameter=x>"},
+            )
+        ],
+    ),
     "a value that quotes a call": (
         call("write", text=QUOTED, mode="7") + "\n" + call("stop"),
         "",

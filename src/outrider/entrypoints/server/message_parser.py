@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from outrider.entrypoints.server.logprob_json import TextOffsets
-from outrider.entrypoints.server.reasoning_parser import REASONING_PARSERS, ReasoningDelta
+from outrider.entrypoints.server.reasoning_parser import REASONING_PARSERS
 from outrider.entrypoints.server.tool_call_parser import TOOL_CALL_PARSERS, CallDelta
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from outrider.outputs import CompletionOutput
     from outrider.tokenizer import Tokenizer
+
+
+# Characters that are read at once: parsers move text about as they read.
+_PIECE = 4096
 
 
 @dataclass(frozen=True)
@@ -77,25 +81,18 @@ class MessageParser:
 
     def feed(self, output: CompletionOutput) -> MessageDelta:
         """Takes up what the choice has emitted, and at its end what was held back."""
-        parts = [ReasoningDelta(content=output.text)]
-        if self._reasoning is not None:
-            if not self._reasoning.is_over:
-                self._starts += map(self._offsets.of, output.token_ids)
-            parts = [self._reasoning.feed(output.text)]
-            if output.finish_reason is not None:
-                parts.append(self._reasoning.finish())
-        delta = MessageDelta("".join(one.reasoning for one in parts))
-        content = "".join(one.content for one in parts)
-        if self._calls is None:
-            delta.content = content
-            return delta
-        told = [self._calls.feed(content)]
+        if self._reasoning is not None and not self._reasoning.is_over:
+            self._starts += map(self._offsets.of, output.token_ids)
+        text = output.text
+        parts = [self._read(text[at : at + _PIECE]) for at in range(0, len(text), _PIECE)]
         if output.finish_reason is not None:
             # A stop string cuts an output as a limit does.
             is_whole = output.finish_reason == "stop" and not isinstance(output.stop_reason, str)
-            told.append(self._calls.finish(is_whole))
-        delta.content = "".join(one.content for one in told)
-        for call in (call for one in told for call in one.calls):
+            parts += self._finish(is_whole)
+        delta = MessageDelta(
+            "".join(one.reasoning for one in parts), "".join(one.content for one in parts)
+        )
+        for call in (call for one in parts for call in one.calls):
             self._add_call(delta.calls, call)
         return delta
 
@@ -115,6 +112,26 @@ class MessageParser:
         if self._reasoning.end is None:
             return len(self._starts) - first
         return max(bisect_left(self._starts, self._reasoning.end) - first, 0)
+
+    def _read(self, text: str) -> MessageDelta:
+        if self._reasoning is None:
+            return self._read_content(text)
+        part = self._reasoning.feed(text)
+        return replace(self._read_content(part.content), reasoning=part.reasoning)
+
+    def _read_content(self, text: str) -> MessageDelta:
+        if self._calls is None:
+            return MessageDelta(content=text)
+        part = self._calls.feed(text)
+        return MessageDelta(content=part.content, calls=part.calls)
+
+    def _finish(self, is_whole: bool) -> Iterator[MessageDelta]:
+        if self._reasoning is not None:
+            last = self._reasoning.finish()
+            yield replace(self._read_content(last.content), reasoning=last.reasoning)
+        if self._calls is not None:
+            end = self._calls.finish(is_whole)
+            yield MessageDelta(content=end.content, calls=end.calls)
 
     def _add_call(self, calls: list[CallDelta], call: CallDelta) -> None:
         if self._max_calls is not None and call.index >= self._max_calls:
