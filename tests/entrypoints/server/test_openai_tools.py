@@ -119,7 +119,7 @@ def test_errors_name_the_field() -> None:
 @pytest.mark.parametrize("bias", [{}, {"4": 100}, {"4": 14, "3": 10}], ids=str)
 def test_thoughts_of_a_real_model_are_counted(real_client: AppClient, bias: dict[str, int]) -> None:
     """Case C12 with drafts: the end of the thoughts, id 4, may fall anywhere within a step."""
-    for max_tokens in range(1, 10):
+    for max_tokens in (1, 2, 3, 5, 9):
         body = {
             "max_tokens": max_tokens,
             "seed": max_tokens,
