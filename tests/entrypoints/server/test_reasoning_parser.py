@@ -12,6 +12,7 @@ from tests.entrypoints.server.text_cuts import cuts
 OPEN = "<|im_start|>assistant\n<think>\n"
 CLOSED = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 PLAIN = "<|im_start|>assistant\n"
+ASKED = "<|im_start|>user\nWhat do <think> and </think> say?<|im_end|>\n" + PLAIN
 CALL = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
 
 
@@ -35,6 +36,8 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "space and no thoughts": (PLAIN, "\n\n Yes", "", "\n\n Yes"),
     "space alone": (PLAIN, "\n\n", "", "\n\n"),
     "closed by the prompt": (CLOSED, "\nYes </think> no.", "", "\nYes </think> no."),
+    "tags that the user wrote": (ASKED, "They <b>.", "", "They <b>."),
+    "thoughts after tags that the user wrote": (ASKED, "<think>Hm.</think>A", "Hm.", "A"),
     "never ended": (OPEN, "Hm.\n\nSo", "Hm.\n\nSo", ""),
     "ended by a line break": (OPEN, "Hm.\n\n", "Hm.\n\n", ""),
     "ended within the tag": (OPEN, "Hm.\n</thi", "Hm.\n</thi", ""),
