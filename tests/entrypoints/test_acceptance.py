@@ -136,13 +136,13 @@ def test_the_figures_are_those_of_the_engine(exact_llm: LLM, temperature: float,
         suite="code",
         temperature=temperature,
         rule=rule,
-        max_tokens=24,
+        max_tokens=12,
         seed=7,
     )
     after = exact_llm.llm_engine.metrics
     accepted = after.num_accepted_tokens - before.num_accepted_tokens
     num_drafts = after.num_drafts - before.num_drafts
-    assert num_drafts >= 4 * 20 / 4
+    assert num_drafts >= 4 * 8 / 4
     assert row.mean_acceptance_length == pytest.approx(1 + accepted / num_drafts)
     assert (row.suite, row.k, row.temperature, row.rule) == ("code", 3, temperature, rule)
     assert (row.draft_sample_method, row.prompts) == ("probabilistic", 4)
@@ -152,7 +152,7 @@ def test_the_figures_are_those_of_the_engine(exact_llm: LLM, temperature: float,
 
 @pytest.mark.parametrize("rule", ["standard", "block", "coupled"])
 def test_together_is_as_alone(exact_llm: LLM, rule: str) -> None:
-    settings = {"temperature": 1.0, "rule": rule, "max_tokens": 24}
+    settings = {"temperature": 1.0, "rule": rule, "max_tokens": 12}
     encoded = prompts(exact_llm)
     together = sample_acceptance(exact_llm, encoded, seed=3, **settings)  # type: ignore[arg-type]
     assert any(text.windows.num_accepted_tokens for text in together.texts)
@@ -162,7 +162,7 @@ def test_together_is_as_alone(exact_llm: LLM, rule: str) -> None:
 
 
 def test_fewer_drafts_are_those_of_an_engine_with_fewer(exact_llm: LLM) -> None:
-    settings = {"temperature": 1.0, "rule": "block", "max_tokens": 24, "seed": 0}
+    settings = {"temperature": 1.0, "rule": "block", "max_tokens": 12, "seed": 0}
     fewer = sample_acceptance(exact_llm, prompts(exact_llm), k=2, **settings)  # type: ignore[arg-type]
     other = exact_llm.with_num_speculative_tokens(2)
     assert fewer == sample_acceptance(other, prompts(other), **settings)  # type: ignore[arg-type]
@@ -175,7 +175,7 @@ def test_ways_that_are_one(exact_llm: LLM) -> None:
     one_hot = exact_llm.with_speculative(SpeculativeConfig(draft_sample_method="greedy"))
 
     def measure(llm: LLM, temperature: float, rule: str) -> AcceptanceSample:
-        given = {"temperature": temperature, "rule": rule, "max_tokens": 24, "seed": 0}
+        given = {"temperature": temperature, "rule": rule, "max_tokens": 12, "seed": 0}
         return sample_acceptance(llm, prompts(llm), **given)  # type: ignore[arg-type]
 
     assert measure(one_hot, 1.0, "block") == measure(one_hot, 1.0, "standard")
