@@ -123,8 +123,8 @@ def test_tiny_activations_reach_the_small_constants(monkeypatch: pytest.MonkeyPa
         assert (sequence_logits(model, ids)[0] - expected).abs().max() > 3 * TOLERANCE
     with monkeypatch.context() as patch:
         patch.setattr(
-            "outrider.models.qwen4_exp.gated_delta_net.l2_normalise",
-            lambda x: torch.nn.functional.normalize(x, dim=-1),
+            "outrider.models.qwen4_exp.gated_delta_net.unit_rows",
+            lambda x, _: torch.nn.functional.normalize(x, dim=-1),
         )
         assert (sequence_logits(model, ids)[0] - expected).abs().max() > WRONG
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from outrider.ops.normalise import rms_rows
+
 
 def rms_normalise(x: Tensor, eps: float) -> Tensor:
     """X / rms(x) over the last dimension, in float32 or better, in the dtype of x."""
@@ -42,3 +44,11 @@ class RMSNorm(nn.Module):
         if self.group_size == x.shape[-1]:
             return rms_normalise(x, self.eps) * scale
         return (rms_normalise(x.unflatten(-1, (-1, self.group_size)), self.eps)).flatten(-2) * scale
+
+    def forward_sequence(self, x: Tensor) -> Tensor:
+        """The same for training: fewer passes over memory, in the dtype of x."""
+        scale = self.weight if self.is_plain else 1.0 + self.weight
+        if self.group_size == x.shape[-1]:
+            return rms_rows(x, scale, self.eps)
+        grouped = x.unflatten(-1, (-1, self.group_size))
+        return rms_rows(grouped, scale.view(-1, self.group_size), self.eps).flatten(-2)

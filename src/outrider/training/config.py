@@ -122,7 +122,8 @@ class RunConfig:
     num_eval_windows: int = 16
     checkpoint_every_minutes: float = 5.0  # 0 is after each step
     num_kept_checkpoints: int = 2
-    # Compiles the element-wise parts with torch.compile: a minute at the start, less time a step.
+    # Builds native kernels for the CPU with the C++ compiler at hand: seconds at the first start,
+    # far less time a step.
     compile: bool = False
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from outrider.models.qwen4_exp.decoder_layer import SequenceOptions, SequenceOutput
+from outrider.ops.cross_entropy import linear_cross_entropy
 from outrider.training import mtp_loss
 
 if TYPE_CHECKING:
@@ -39,12 +42,23 @@ class Losses:
 
 @dataclass(frozen=True)
 class Predictions:
-    """Logits of one batch of windows."""
+    """What trunk and head say of one batch of windows; logits are computed when asked for."""
 
-    trunk: Tensor  # [B, T, V]
-    depths: list[Tensor]  # one [B, T, V] a depth, aligned as in mtp_loss
+    trunk_rows: Tensor  # [B, T, C], what the vocabulary head reads
+    depth_rows: list[Tensor]  # one [B, T, C] a depth, aligned as in mtp_loss
+    vocabulary: Tensor  # [V, C], the weight of lm_head
     router_logits: tuple[Tensor, ...]  # one [B*T, E] a routed layer and, for the head, a depth
     index_losses: tuple[Tensor, ...]
+
+    @cached_property
+    def trunk(self) -> Tensor:
+        """Logits of the trunk, [B, T, V]."""
+        return F.linear(self.trunk_rows, self.vocabulary)
+
+    @cached_property
+    def depths(self) -> list[Tensor]:
+        """Logits of the head, one [B, T, V] a depth."""
+        return [F.linear(rows, self.vocabulary) for rows in self.depth_rows]
 
 
 def predict(
@@ -84,8 +98,9 @@ def predict(
         router_logits += tuple(depth.router_logits)
         index_losses += tuple(depth.index_losses)
     return Predictions(
-        trunk=model.logits(trunk.streams),
-        depths=[model.mtp_logits(depth.streams) for depth in depths],
+        trunk_rows=model.output_rows(trunk.streams),
+        depth_rows=[model.mtp_output_rows(depth.streams) for depth in depths],
+        vocabulary=model.lm_head.weight,
         router_logits=router_logits,
         index_losses=index_losses,
     )
@@ -102,11 +117,23 @@ def joint_loss(
         config: weights.
         num_experts_per_tok: k of the router.
     """
-    trunk = mtp_loss.next_token_loss(predictions.trunk, window)
-    depths = [
-        depth_loss(predictions.trunk, logits, window, depth, config)
-        for depth, logits in enumerate(predictions.depths)
-    ]
+    vocabulary = predictions.vocabulary
+    trunk = linear_cross_entropy(
+        predictions.trunk_rows.flatten(0, 1), vocabulary, mtp_loss.next_ids(window).flatten()
+    )
+    if config.kind == "ce":
+        targets = mtp_loss.draft_targets(window)
+        depths = [
+            linear_cross_entropy(
+                rows[:, depth:].flatten(0, 1), vocabulary, targets[:, depth:].flatten()
+            )
+            for depth, rows in enumerate(predictions.depth_rows)
+        ]
+    else:
+        depths = [
+            depth_loss(predictions.trunk, logits, window, depth, config)
+            for depth, logits in enumerate(predictions.depths)
+        ]
     balance = mtp_loss.load_balancing_loss(predictions.router_logits, num_experts_per_tok)
     index = trunk.new_zeros(())
     if predictions.index_losses:

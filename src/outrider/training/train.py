@@ -20,6 +20,7 @@ from outrider.models.qwen4_exp.weights import has_mtp, load_weights
 from outrider.training.corpus import TokenArray, encode_documents, load_documents
 from outrider.training.export import export_checkpoint
 from outrider.training.loss_plot import LossPlot
+from outrider.training.memory import keep_freed_memory
 from outrider.training.trainer import Trainer, load_tokenizer
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def make_trainer(config: TrainConfig, listeners: Sequence[TrainingListener] = ()
         OutriderError: a file or an option of the run is not what it should be.
     """
     device = _resolve_device(config.run.device)
+    keep_freed_memory()
     model_config = Qwen4ExpConfig.from_pretrained(config.run.model_dir)
     config.data.check_sequence_length(model_config.ngram_size)
     if config.data.sequence_length > model_config.max_position_embeddings:

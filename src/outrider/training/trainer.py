@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from outrider.errors import OutriderError
+from outrider.ops import native
 from outrider.training import mtp_loss
 from outrider.training.checkpoint import (
     delete_old_checkpoints,
@@ -19,7 +20,6 @@ from outrider.training.checkpoint import (
     load_training_checkpoint,
     save_training_checkpoint,
 )
-from outrider.training.compiled import compile_hot_methods
 from outrider.training.corpus import TokenArray, WindowSampler
 from outrider.training.evaluation import Evaluation, evaluate, evaluation_windows
 from outrider.training.objective import Losses, joint_loss, predict
@@ -128,7 +128,7 @@ class Trainer:
         )
         self._bytes_per_token = held_out_tokens.num_bytes / len(held_out_tokens.token_ids)
         if config.run.compile:
-            compile_hot_methods(model)
+            native.enable()
         self._listeners = listeners
         self._is_stopping = False
         self._checkpoints = config.run.output_dir / "checkpoints"

@@ -129,7 +129,7 @@ class DecoderLayer(nn.Module):
         if self.ple is not None:
             assert token_ids is not None, "n-grams are made of token ids"
             streams = streams + self.ple.forward_sequence(streams, token_ids)
-        hidden, normed = self.attn_hyper_connection.read(streams)
+        hidden, strength, same = self.attn_hyper_connection.read_sequence(streams)
         if self.is_linear:
             mixed = self.linear_attn.forward_sequence(hidden)
         else:
@@ -143,8 +143,8 @@ class DecoderLayer(nn.Module):
             )
             if loss is not None:
                 collected.index_losses.append(loss)
-        streams = self.attn_hyper_connection.inject(streams, normed, mixed)
-        hidden, normed = self.mlp_hyper_connection.read(streams)
+        streams = self.attn_hyper_connection.inject_sequence(same, strength, mixed)
+        hidden, strength, same = self.mlp_hyper_connection.read_sequence(streams)
         mixed, logits = self.mlp.forward_sequence(hidden)
         collected.router_logits.append(logits)
-        return self.mlp_hyper_connection.inject(streams, normed, mixed)
+        return self.mlp_hyper_connection.inject_sequence(same, strength, mixed)

@@ -9,13 +9,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.layers.norm import RMSNorm, l2_normalise
-from outrider.ops.causal_conv import causal_conv, roll_window
-from outrider.ops.gated_delta_rule import chunk_gated_delta_rule, recurrent_gated_delta_rule
+from outrider.ops.causal_conv import causal_conv, causal_conv_silu, roll_window
+from outrider.ops.gated_delta_rule import (
+    chunk_gated_delta_rule,
+    recurrent_gated_delta_rule,
+    sequence_gated_delta_rule,
+)
+from outrider.ops.normalise import gated_rms_rows, unit_rows
 
 if TYPE_CHECKING:
     from outrider.batch import ForwardBatch, Window
     from outrider.cache.layer_states import DeltaNetState
     from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+
+
+L2_EPS = 1e-6  # under the root of the keys' and queries' norms, from the architecture
 
 
 class Conv1dWeight(nn.Module):
@@ -144,13 +152,28 @@ class GatedDeltaNet(nn.Module):
 
     def forward_sequence(self, hidden: Tensor) -> Tensor:
         """Whole sequences [B, T, C] from the zero state, differentiable."""
-        columns = F.pad(self.in_proj_qkv(hidden), (0, 0, self.history, 0))
-        q, k, v = self._heads(columns)
-        decay, beta = self._decay_and_beta(hidden)
-        mixed, _ = chunk_gated_delta_rule(
-            self._per_value_head(q), self._per_value_head(k), v, decay, beta
+        layers = (self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a)
+        # One product for all four: the input is read once, and its gradient is summed inside.
+        projected = F.linear(hidden, torch.cat([layer.weight for layer in layers]))
+        columns, z, b, a = projected.split([layer.out_features for layer in layers], dim=-1)
+        mixed = causal_conv_silu(columns, self.conv1d.weight[:, 0])
+        keys, v = mixed.split([2 * self.key_dim, mixed.shape[-1] - 2 * self.key_dim], dim=-1)
+        q, k = unit_rows(keys.unflatten(-1, (-1, self.key_head_dim)), L2_EPS).chunk(2, dim=2)
+        outputs = sequence_gated_delta_rule(
+            q * self.key_head_dim**-0.5,
+            k,
+            v.unflatten(-1, (-1, self.value_head_dim)),
+            -self.A_log.exp() * F.softplus(a + self.dt_bias),
+            torch.sigmoid(b),
         )
-        return self._output(mixed, hidden)
+        gated = gated_rms_rows(
+            outputs,
+            self.norm.weight,
+            z.unflatten(-1, (-1, self.value_head_dim)),
+            self.norm.eps,
+            is_silu=self.gate_activation is F.silu,
+        )
+        return self.out_proj(gated.flatten(-2))
 
 
 def _prefix(counts: Tensor, length: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.layers.norm import RMSNorm
+from outrider.ops.hyper_connection import inject_streams, read_streams
 
 if TYPE_CHECKING:
     from outrider.models.qwen4_exp.config import Qwen4ExpConfig
@@ -62,3 +63,39 @@ class HyperConnection(nn.Module):
         """
         gate = 2.0 * torch.sigmoid(self.block_inject_weight(normed) / self.num_streams)
         return streams + (gate[..., None] * output[..., None, :]).flatten(-2)
+
+    def read_sequence(self, streams: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`read` for training, with a gradient that passes over the streams a few times only.
+
+        Args:
+            streams: [B, T, W].
+
+        Returns:
+            The input [B, T, C], the strength of the injection [B * T, S] ([B * T, 0] in the final
+            mixer), and the streams [B * T, S, C] to inject into.
+        """
+        weight = self.hc_norm.weight.view(self.num_streams, -1)
+        inject = self.block_inject_weight.weight if hasattr(self, "block_inject_weight") else None
+        hidden, strength, same = read_streams(
+            streams.reshape(-1, *weight.shape),
+            weight,
+            self.input_mix_weight_down.weight,
+            self.input_mix_weight_up.weight,
+            inject,
+            self.hc_norm.eps,
+        )
+        return hidden.view(*streams.shape[:-1], -1), strength, same
+
+    def inject_sequence(self, streams: Tensor, strength: Tensor, output: Tensor) -> Tensor:
+        """`inject` for training.
+
+        Args:
+            streams: [B * T, S, C], as `read_sequence` returned them.
+            strength: [B * T, S], as `read_sequence` returned it.
+            output: [B, T, C].
+
+        Returns:
+            [B, T, W].
+        """
+        injected = inject_streams(streams, strength, output.reshape(len(streams), -1))
+        return injected.view(*output.shape[:-1], -1)

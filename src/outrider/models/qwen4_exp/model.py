@@ -101,6 +101,17 @@ class Qwen4ExpForCausalLM(nn.Module):
         """The trunk's streams [..., W] to logits [..., V]."""
         return self.lm_head(self.model.hyper_connection_mixer.read(streams)[0])
 
+    def output_rows(self, streams: Tensor) -> Tensor:
+        """The trunk's streams [B, T, W] to what `lm_head` reads, [B, T, C], for training."""
+        mixer: HyperConnection = self.model.hyper_connection_mixer
+        return mixer.read_sequence(streams)[0]
+
+    def mtp_output_rows(self, streams: Tensor) -> Tensor:
+        """The head's streams [B, T, W] to what `lm_head` reads, [B, T, C], for training."""
+        assert self.mtp is not None, "the model was built without its head"
+        mixer: HyperConnection = self.mtp.hyper_connection_mixer
+        return mixer.read_sequence(streams)[0]
+
     def mtp_logits(self, streams: Tensor) -> Tensor:
         """The head's streams [..., W] to logits [..., V]."""
         assert self.mtp is not None, "the model was built without its head"

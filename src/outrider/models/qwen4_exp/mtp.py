@@ -66,6 +66,13 @@ class MultiTokenPredictor(nn.Module):
         token = self.fc_embedding(self.pre_fc_norm_embedding(embedded))
         return (self.fc_hidden(normed) + token[..., None, :]).flatten(-2)
 
+    def _fuse_sequence(self, streams: Tensor, embedded: Tensor) -> Tensor:
+        """`fuse` for training."""
+        normed = self.pre_fc_norm_hidden.forward_sequence(streams)
+        token = self.fc_embedding(self.pre_fc_norm_embedding.forward_sequence(embedded))
+        projected = self.fc_hidden(normed.unflatten(-1, (self.num_streams, -1)))
+        return (projected + token[..., None, :]).flatten(-2)
+
     def forward(
         self,
         streams: Tensor,
@@ -127,7 +134,7 @@ class MultiTokenPredictor(nn.Module):
         outputs: list[SequenceOutput] = []
         for depth in range(num_depths):
             output = SequenceOutput(streams)
-            fused = self.fuse(streams, embedded)
+            fused = self._fuse_sequence(streams, embedded)
             depth_options = options if depth == 0 else SequenceOptions(options.dense_attention)
             output.streams = self.layer(depth).forward_sequence(
                 fused,

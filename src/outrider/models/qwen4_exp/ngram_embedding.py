@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from outrider.layers.norm import RMSNorm
 from outrider.models.qwen4_exp.gated_delta_net import Conv1dWeight
-from outrider.ops.causal_conv import causal_conv, roll_window
+from outrider.ops.causal_conv import causal_conv, causal_conv_silu, roll_window
 from outrider.ops.ngram_hash import ngram_rows
 
 if TYPE_CHECKING:
@@ -111,5 +111,5 @@ class NgramEmbedding(nn.Module):
             (token_ids.shape[0], self.context_size), self.ple_embedding.eos_token_id
         )
         value = self._gated_value(self.ple_embedding(token_ids, context), streams)
-        columns = F.pad(self.norm_conv(value), (0, 0, self.history, 0))
-        return value + F.silu(causal_conv(columns, self.conv1d.weight[:, 0], self.dilation))
+        columns = self.norm_conv.forward_sequence(value)
+        return value + causal_conv_silu(columns, self.conv1d.weight[:, 0], self.dilation)

@@ -13,6 +13,7 @@ from outrider.layers.norm import RMSNorm
 from outrider.ops.sparse_attention import (
     attend,
     attend_listed,
+    attend_sequence,
     causal_mask,
     index_scores,
     select_blocks,
@@ -177,6 +178,26 @@ class SparseAttention(nn.Module):
         key = self._rotary[0](self.k_norm(key), (cos, sin))
         return query, gate.flatten(-2), key, value
 
+    def _project_sequence(
+        self, hidden: Tensor, angles: Angles
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """`_project` for training."""
+        cos, sin = angles[0][..., None, :], angles[1][..., None, :]
+        layers = (self.q_proj, self.k_proj, self.v_proj)
+        projected = F.linear(hidden, torch.cat([layer.weight for layer in layers]))
+        query, key, value = (
+            columns.unflatten(-1, (heads, -1))
+            for columns, heads in zip(
+                projected.split([layer.out_features for layer in layers], dim=-1),
+                (self.num_heads, self.num_kv_heads, self.num_kv_heads),
+                strict=True,
+            )
+        )
+        query, gate = query.chunk(2, dim=-1)
+        query = self._rotary[0](self.q_norm.forward_sequence(query), (cos, sin))
+        key = self._rotary[0](self.k_norm.forward_sequence(key), (cos, sin))
+        return query, gate.flatten(-2), key, value
+
     def _output(self, mixed: Tensor, gate: Tensor) -> Tensor:
         return self.o_proj(mixed.flatten(-2) * torch.sigmoid(gate))
 
@@ -310,31 +331,42 @@ class SparseAttention(nn.Module):
         Returns:
             [B, T, C] and the loss (scalar), or None where it was not asked for.
         """
-        query, gate, key, value = self._project(hidden, angles)
+        query, gate, key, value = self._project_sequence(hidden, angles)
         past = [] if past is None else past
         past.append(DepthRows(depth, key, value))
-        batch, length = hidden.shape[:2]
-        positions = torch.arange(length, device=hidden.device).expand(batch, length)
-        needs_index = not dense and length > self.indexer.dense_limit
+        length = hidden.shape[1]
+        is_sparse = not dense and length > self.indexer.dense_limit
         scores = None
-        if needs_index or want_index_loss:
+        if is_sparse or want_index_loss:
             scores = self._sequence_scores(hidden.detach(), angles)
-        mask = causal_mask(positions[:1], length)
-        if needs_index and scores is not None:
-            indexer = self.indexer
-            is_selected, _ = select_blocks(
-                scores.detach(), positions, indexer.ratio, indexer.num_selected
+        mass = None
+        if not is_sparse or want_index_loss:
+            mixed, mass = attend_sequence(
+                query,
+                [rows.key for rows in past],
+                [rows.value for rows in past],
+                [rows.depth for rows in past],
+                self.indexer.ratio if want_index_loss else None,
             )
-            mask = selection_mask(is_selected, positions, indexer.ratio, length)
-        if depth:
-            mask = _unrolled_mask(mask, [rows.depth for rows in past])
-            key = torch.cat([rows.key for rows in past], dim=1)
-            value = torch.cat([rows.value for rows in past], dim=1)
-        mixed = attend(query, key, value, mask.expand(batch, -1, -1))
+        if is_sparse and scores is not None:
+            mixed = self._attend_sparse(query, scores.detach(), past)
         loss = None
-        if want_index_loss and scores is not None:
-            loss = self._index_loss(query.detach(), past[-1].key.detach(), scores)
+        if mass is not None and scores is not None:
+            loss = self._index_loss(mass, scores)
         return self._output(mixed, gate), loss
+
+    def _attend_sparse(self, query: Tensor, scores: Tensor, past: list[DepthRows]) -> Tensor:
+        """Attention of [B, T, H, D] over what the index scores [B, T, T // r] select."""
+        batch, length = query.shape[:2]
+        positions = torch.arange(length, device=query.device).expand(batch, length)
+        ratio = self.indexer.ratio
+        is_selected, _ = select_blocks(scores, positions, ratio, self.indexer.num_selected)
+        mask = selection_mask(is_selected, positions, ratio, length)
+        if past[-1].depth:
+            mask = _unrolled_mask(mask, [rows.depth for rows in past])
+        key = torch.cat([rows.key for rows in past], dim=1)
+        value = torch.cat([rows.value for rows in past], dim=1)
+        return attend(query, key, value, mask)
 
     def _sequence_scores(self, hidden: Tensor, angles: Angles) -> Tensor:
         """Index scores [B, T, T // r] of whole sequences [B, T, C]."""
@@ -345,26 +377,19 @@ class SparseAttention(nn.Module):
         first = torch.arange(num_blocks, device=hidden.device) * indexer.ratio
         return index_scores(indexer.queries(raw_queries, angles), indexer.pool(blocks, first))
 
-    def _index_loss(self, query: Tensor, key: Tensor, scores: Tensor) -> Tensor:
+    def _index_loss(self, mass: Tensor, scores: Tensor) -> Tensor:
         """KL from the attention mass of each complete block to the softmax of the index scores.
 
         Dense distillation: no gradient reaches the indexer through a discrete selection, so it is
         taught what dense attention looks at.
 
         Args:
-            query: [B, T, H, D], detached.
-            key: [B, T, Hk, D], detached.
+            mass: [B, T, M], mean over heads of the probability on each block, no gradient.
             scores: [B, T, M].
         """
-        ratio, length, num_blocks = self.indexer.ratio, query.shape[1], scores.shape[-1]
-        key = key.repeat_interleave(self.num_heads // self.num_kv_heads, dim=2)
-        logits = torch.einsum("bthd,bshd->bhts", query, key) * self.head_dim**-0.5
-        places = torch.arange(length, device=query.device)
-        logits = logits.masked_fill(places[None, :] > places[:, None], -torch.inf)
-        mass = logits.softmax(-1).mean(1)[..., : num_blocks * ratio]
-        mass = mass.unflatten(-1, (num_blocks, ratio)).sum(-1)
-        complete = (places + 1) // ratio
-        is_visible = torch.arange(num_blocks, device=query.device) < complete[:, None]
+        length, num_blocks = scores.shape[1:]
+        complete = (torch.arange(length, device=scores.device) + 1) // self.indexer.ratio
+        is_visible = torch.arange(num_blocks, device=scores.device) < complete[:, None]
         mass = mass.masked_fill(~is_visible, 0.0)
         target = mass / mass.sum(-1, keepdim=True).clamp(min=1e-9)
         has_choice = complete >= 2

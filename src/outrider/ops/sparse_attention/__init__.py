@@ -2,6 +2,7 @@
 
 from outrider.ops.sparse_attention.attend import attend, attend_listed, causal_mask
 from outrider.ops.sparse_attention.naive import (
+    attend_sequence_naive,
     attention_naive,
     select_blocks_naive,
     selected_positions_naive,
@@ -12,10 +13,13 @@ from outrider.ops.sparse_attention.select import (
     selected_positions,
     selection_mask,
 )
+from outrider.ops.sparse_attention.sequence import attend_sequence
 
 __all__ = [
     "attend",
     "attend_listed",
+    "attend_sequence",
+    "attend_sequence_naive",
     "attention_naive",
     "causal_mask",
     "index_scores",

@@ -67,3 +67,33 @@ def attention_naive(query: Tensor, keys: Tensor, values: Tensor, positions: list
         weights = torch.softmax(k @ query[head] / query.shape[-1] ** 0.5, dim=0)
         outputs.append(weights @ v)
     return torch.stack(outputs)
+
+
+def attend_sequence_naive(
+    query: Tensor, keys: list[Tensor], values: list[Tensor], depths: list[int]
+) -> Tensor:
+    """Dense attention of the deepest of some draft depths, over the rows that each row names.
+
+    Row p of depth j attends to the rows of the first depth, d, from row d up to p - (j - d), and
+    to row p - (j - e) of each deeper depth e, itself among them.
+
+    Args:
+        query: [T, H, D], of depth depths[-1].
+        keys: one [T, Hk, D] a depth.
+        values: one [T, Hk, D] a depth.
+        depths: ascending.
+
+    Returns:
+        [T, H, D].
+    """
+    length, first, last = len(query), depths[0], depths[-1]
+    outputs = []
+    for p in range(length):
+        named = [(0, row) for row in range(first, p - (last - first) + 1)]
+        named += [(i, p - (last - d)) for i, d in enumerate(depths) if i and p >= last - d]
+        if first == last and p < first:
+            named = [(0, p)]
+        key = torch.stack([keys[i][row] for i, row in named])
+        value = torch.stack([values[i][row] for i, row in named])
+        outputs.append(attention_naive(query[p], key, value, list(range(len(named)))))
+    return torch.stack(outputs)
