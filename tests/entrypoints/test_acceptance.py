@@ -18,7 +18,7 @@ from outrider.entrypoints.decode_run import DecodeRun
 from outrider.entrypoints.llm import LLM
 from outrider.entrypoints.prompt_encoder import EncodedPrompt
 from outrider.errors import ConfigError, OutriderError, RequestError
-from outrider.outputs import StepOutput
+from outrider.outputs import CompletionOutput, DecodeStep
 from outrider.sampling_params import SamplingParams
 
 ROW_KEYS = [
@@ -38,8 +38,11 @@ ROW_KEYS = [
 TEXTS = ["def f(x):", "import os\n", "class A:\n    pass\n", "a b a b a b"]
 
 
-def step(token_ids: list[int], drafted: int, accepted: int) -> StepOutput:
-    return StepOutput("0", token_ids, "", drafted, accepted)
+def text(*steps: tuple[list[int], int, int]) -> TextAcceptance:
+    """Of steps, each with its tokens and how many were drafted and accepted."""
+    token_ids = [one for emitted, _, _ in steps for one in emitted]
+    passes = [DecodeStep(len(emitted), *counts) for emitted, *counts in steps]
+    return TextAcceptance.of(CompletionOutput(0, "", token_ids, steps=passes))
 
 
 def test_repeated_tokens_by_hand() -> None:
@@ -61,20 +64,19 @@ def test_repeated_tokens_by_hand() -> None:
 
 
 def test_fresh_windows_by_hand() -> None:
-    steps = [
-        step([5], 0, 0),
-        step([5, 5, 5, 5], 3, 3),
-        step([5, 5, 5], 3, 2),  # the first 8-gram ends here, and has not ended before
-        step([5, 6], 3, 1),  # the first of the two tokens is repeated
-        step([7], 2, 0),
-        step([8], 0, 0),  # no draft, no window
-    ]
-    text = TextAcceptance.of(steps)
-    assert (text.num_tokens, text.num_repeated_tokens) == (12, 1)
-    assert (text.windows.num_drafts, text.windows.num_accepted_tokens) == (4, 6)
-    assert (text.fresh_windows.num_drafts, text.fresh_windows.num_accepted_tokens) == (3, 5)
-    other = TextAcceptance.of([step([1], 0, 0), step([2, 3], 3, 1)])
-    row = AcceptanceSample(3, [text, other]).row(
+    one = text(
+        ([5], 0, 0),
+        ([5, 5, 5, 5], 3, 3),
+        ([5, 5, 5], 3, 2),  # the first 8-gram ends here, and has not ended before
+        ([5, 6], 3, 1),  # the first of the two tokens is repeated
+        ([7], 2, 0),
+        ([8], 0, 0),  # no draft, no window
+    )
+    assert (one.num_tokens, one.num_repeated_tokens) == (12, 1)
+    assert (one.windows.num_drafts, one.windows.num_accepted_tokens) == (4, 6)
+    assert (one.fresh_windows.num_drafts, one.fresh_windows.num_accepted_tokens) == (3, 5)
+    other = text(([1], 0, 0), ([2, 3], 3, 1))
+    row = AcceptanceSample(3, [one, other]).row(
         suite="code", temperature=0.0, rule="block", draft_sample_method="greedy"
     )
     assert list(asdict(row)) == ROW_KEYS == [one.name for one in fields(AcceptanceRow)]
@@ -90,21 +92,21 @@ def test_fresh_windows_by_hand() -> None:
 
 
 def test_what_there_is_not() -> None:
-    looping = TextAcceptance.of([*[step([5], 0, 0)] * 8, step([5], 1, 0), step([5], 2, 0)])
+    looping = text(*[([5], 0, 0)] * 8, ([5], 1, 0), ([5], 2, 0))
     row = AcceptanceSample(2, [looping]).row(
         suite="code", temperature=0.0, rule="block", draft_sample_method="greedy"
     )
     assert (row.mean_acceptance_length, row.ci95) == (1, None)
     assert row.mean_acceptance_length_fresh is None
     assert row.acceptance_rate_per_pos == [0, 0]
-    undrafted = AcceptanceSample(2, [TextAcceptance.of([step([5], 0, 0)])])
+    undrafted = AcceptanceSample(2, [text(([5], 0, 0))])
     with pytest.raises(RequestError, match="no drafts were verified in the 1 texts: take other"):
         undrafted.length  # noqa: B018
 
 
 def test_a_length_interval_ends_where_lengths_do() -> None:
-    texts = [TextAcceptance.of([step([1], 0, 0), step([2, 3, 4], 2, 2)]) for _ in range(3)]
-    worse = TextAcceptance.of([step([1], 0, 0), step([2, 3], 2, 1)])
+    texts = [text(([1], 0, 0), ([2, 3, 4], 2, 2)) for _ in range(3)]
+    worse = text(([1], 0, 0), ([2, 3], 2, 1))
     sample = AcceptanceSample(2, [*texts, worse])
     low, high = sample.length_ci95(sample.length) or (0, 0)
     assert low < 2.75
@@ -136,13 +138,13 @@ def test_the_figures_are_those_of_the_engine(exact_llm: LLM, temperature: float,
         suite="code",
         temperature=temperature,
         rule=rule,
-        max_tokens=24,
+        max_tokens=12,
         seed=7,
     )
     after = exact_llm.llm_engine.metrics
     accepted = after.num_accepted_tokens - before.num_accepted_tokens
     num_drafts = after.num_drafts - before.num_drafts
-    assert num_drafts >= 4 * 20 / 4
+    assert num_drafts >= 4 * 8 / 4
     assert row.mean_acceptance_length == pytest.approx(1 + accepted / num_drafts)
     assert (row.suite, row.k, row.temperature, row.rule) == ("code", 3, temperature, rule)
     assert (row.draft_sample_method, row.prompts) == ("probabilistic", 4)
@@ -152,17 +154,17 @@ def test_the_figures_are_those_of_the_engine(exact_llm: LLM, temperature: float,
 
 @pytest.mark.parametrize("rule", ["standard", "block", "coupled"])
 def test_together_is_as_alone(exact_llm: LLM, rule: str) -> None:
-    settings = {"temperature": 1.0, "rule": rule, "max_tokens": 24}
+    settings = {"temperature": 1.0, "rule": rule, "max_tokens": 12}
     encoded = prompts(exact_llm)
     together = sample_acceptance(exact_llm, encoded, seed=3, **settings)  # type: ignore[arg-type]
-    assert any(text.windows.num_accepted_tokens for text in together.texts)
+    assert any(one.windows.num_accepted_tokens for one in together.texts)
     for index, prompt in enumerate(encoded):
         alone = sample_acceptance(exact_llm, [prompt], seed=3 + index, **settings)  # type: ignore[arg-type]
         assert alone.texts == [together.texts[index]]
 
 
 def test_fewer_drafts_are_those_of_an_engine_with_fewer(exact_llm: LLM) -> None:
-    settings = {"temperature": 1.0, "rule": "block", "max_tokens": 24, "seed": 0}
+    settings = {"temperature": 1.0, "rule": "block", "max_tokens": 12, "seed": 0}
     fewer = sample_acceptance(exact_llm, prompts(exact_llm), k=2, **settings)  # type: ignore[arg-type]
     other = exact_llm.with_num_speculative_tokens(2)
     assert fewer == sample_acceptance(other, prompts(other), **settings)  # type: ignore[arg-type]
@@ -175,18 +177,17 @@ def test_ways_that_are_one(exact_llm: LLM) -> None:
     one_hot = exact_llm.with_speculative(SpeculativeConfig(draft_sample_method="greedy"))
 
     def measure(llm: LLM, temperature: float, rule: str) -> AcceptanceSample:
-        given = {"temperature": temperature, "rule": rule, "max_tokens": 24, "seed": 0}
+        given = {"temperature": temperature, "rule": rule, "max_tokens": 12, "seed": 0}
         return sample_acceptance(llm, prompts(llm), **given)  # type: ignore[arg-type]
 
     assert measure(one_hot, 1.0, "block") == measure(one_hot, 1.0, "standard")
     assert measure(one_hot, 1.0, "block") != measure(exact_llm, 1.0, "block")
     greedy = measure(exact_llm, 0.0, "block")
-    for llm in (exact_llm, one_hot):
-        for rule in ("standard", "block", "coupled"):
-            assert measure(llm, 0.0, rule) == greedy
+    assert measure(exact_llm, 0.0, "standard") == greedy
+    assert measure(one_hot, 0.0, "coupled") == greedy
 
 
-def test_bad_input(exact_llm: LLM, model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_input(exact_llm: LLM) -> None:
     plain = exact_llm.with_speculative(None)
     cases: list[tuple[LLM, dict[str, object], type[OutriderError], str]] = [
         (plain, {}, ConfigError, "acceptance needs drafts: give speculative_config"),

@@ -12,7 +12,7 @@ from outrider.entrypoints.acceptance import AcceptanceSample, TextAcceptance, sa
 from outrider.entrypoints.acceptance_sweep import AcceptanceSweep, Way
 from outrider.entrypoints.llm import LLM
 from outrider.entrypoints.prompt_encoder import EncodedPrompt
-from outrider.outputs import StepOutput
+from outrider.outputs import CompletionOutput, DecodeStep
 
 RULES = ["standard", "block", "coupled"]
 METHODS = ["probabilistic", "greedy"]
@@ -56,9 +56,9 @@ def sweep(llm: LLM, **changes: Any) -> AcceptanceSweep:
 
 
 def text(chance: random.Random, k: int) -> TextAcceptance:
-    accepted = [chance.randint(0, k) for _ in range(chance.randint(2, 6))]
-    steps = [StepOutput("", [chance.randrange(99)] * (n + 1), "", k, n) for n in accepted]
-    return TextAcceptance.of(steps)
+    steps = [DecodeStep(n + 1, k, n) for n in chance.choices(range(k + 1), k=chance.randint(2, 6))]
+    token_ids = list(range(sum(step.num_tokens for step in steps)))
+    return TextAcceptance.of(CompletionOutput(0, "", token_ids, steps=steps))
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from outrider.entrypoints.llm import LLM
     from outrider.entrypoints.prompt_encoder import EncodedPrompt
-    from outrider.outputs import StepOutput
+    from outrider.outputs import CompletionOutput
 
     Interval = tuple[float, float]
 
@@ -80,16 +80,17 @@ class TextAcceptance:
     num_repeated_tokens: int = 0
 
     @classmethod
-    def of(cls, steps: Sequence[StepOutput]) -> TextAcceptance:
-        """Counts the steps of one text, in their order and from its first token on."""
-        is_repeated = repeated_tokens([one for step in steps for one in step.new_token_ids])
+    def of(cls, output: CompletionOutput) -> TextAcceptance:
+        """Counts a text that has ended."""
+        is_repeated = repeated_tokens(output.token_ids)
         text = cls(num_tokens=len(is_repeated), num_repeated_tokens=sum(is_repeated))
         start = 0
-        for step in steps:
-            end = start + len(step.new_token_ids)
-            step.count(text.windows)
+        for step in output.steps:
+            end = start + step.num_tokens
+            counts = (step.num_draft_tokens, step.num_accepted_tokens, step.num_tokens)
+            text.windows.observe(*counts)
             if step.num_draft_tokens and not any(is_repeated[start:end]):
-                step.count(text.fresh_windows)
+                text.fresh_windows.observe(*counts)
             start = end
         return text
 
@@ -252,16 +253,14 @@ def sample_acceptance(
         )
         for index in range(len(prompts))
     ]
-    steps: list[list[StepOutput]] = [[] for _ in prompts]
-    run = DecodeRun(
-        llm.llm_engine,
-        on_finish=on_finish,
-        on_step_output=lambda index, output: steps[index].append(output),
-    )
-    for prompt, output in zip(prompts, run.run(prompts, params), strict=True):
-        if output.outputs[0].finish_reason == "error":
+    texts = []
+    results = DecodeRun(llm.llm_engine, on_finish=on_finish).run(prompts, params)
+    for prompt, result in zip(prompts, results, strict=True):
+        output = result.outputs[0]
+        if output.finish_reason == "error":
             raise RequestError(f"{prompt.name}: the model's probabilities are not finite")
-    return AcceptanceSample(most if k is None else k, [TextAcceptance.of(one) for one in steps])
+        texts.append(TextAcceptance.of(output))
+    return AcceptanceSample(most if k is None else k, texts)
 
 
 def repeated_tokens(token_ids: Sequence[int]) -> list[bool]:

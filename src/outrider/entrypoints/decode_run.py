@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
     from outrider.engine.engine import LLMEngine
     from outrider.entrypoints.prompt_encoder import EncodedPrompt
-    from outrider.outputs import RequestOutput, StepOutput
+    from outrider.outputs import RequestOutput
     from outrider.sampling_params import SamplingParams
 
     OnText = Callable[[int, str], object]
-    OnStepOutput = Callable[[int, StepOutput], object]
 
 # Ids are unique within the process, so that several runs may share an engine.
 _REQUEST_NUMBERS = count()
@@ -73,8 +72,6 @@ class DecodeRun:
         on_text: called with the index of a prompt and each piece of its text, in order; of several
             completions it is told the first.
         on_finish: called with the index of a prompt when all its completions have ended.
-        on_step_output: called with the index of a prompt and what one of its completions emitted in
-            a step, in the order of the steps.
         metrics: what drafting brought in this run.
         speed: how fast it decoded.
     """
@@ -82,7 +79,6 @@ class DecodeRun:
     engine: LLMEngine
     on_text: OnText | None = None
     on_finish: Callable[[int], object] | None = None
-    on_step_output: OnStepOutput | None = None
     metrics: SpecDecodeMetrics = field(init=False)
     speed: DecodeSpeed = field(default_factory=DecodeSpeed, init=False)
 
@@ -150,8 +146,6 @@ class DecodeRun:
             num_tokens += len(step_output.new_token_ids)
             has_first_token |= not choice.output.token_ids
             step_output.count(self.metrics)
-            if self.on_step_output is not None:
-                self.on_step_output(indexes[choice.request_id], step_output)
             if self.on_text is not None and step_output.new_text and choice.output.index == 0:
                 self.on_text(indexes[choice.request_id], step_output.new_text)
         self.speed.observe(num_tokens, seconds, has_first_token)
