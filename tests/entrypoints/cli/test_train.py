@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -179,7 +180,15 @@ def test_wrong_input_is_one_line(
     assert message in line
 
 
-def test_the_second_signal_acts_as_always() -> None:
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """An interrupt acts as in a terminal, also where the tests run as a background job."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_the_second_signal_acts_as_always(interrupts: None) -> None:
     calls: list[None] = []
     with _stop_signals(lambda: calls.append(None)) as received:
         signal.raise_signal(signal.SIGTERM)
