@@ -75,6 +75,8 @@ def test_fresh_windows_by_hand() -> None:
     assert (one.num_tokens, one.num_repeated_tokens) == (12, 1)
     assert (one.windows.num_drafts, one.windows.num_accepted_tokens) == (4, 6)
     assert (one.fresh_windows.num_drafts, one.fresh_windows.num_accepted_tokens) == (3, 5)
+    # A pass without drafts is no window, fresh or not.
+    assert one.fresh_windows.num_target_passes == 3
     other = text(([1], 0, 0), ([2, 3], 3, 1))
     row = AcceptanceSample(3, [one, other]).row(
         suite="code", temperature=0.0, rule="block", draft_sample_method="greedy"

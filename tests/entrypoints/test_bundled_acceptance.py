@@ -1,6 +1,10 @@
-"""What the bundled checkpoint accepts: less at a temperature, less under JSON, more under `block`.
+"""What the bundled checkpoint accepts, over temperatures, rules and kinds of text.
 
-Every statement is one of an interval: it holds for prompts like these, and not just for these.
+Every statement is one of an interval: it holds for prompts like these, and not just for these. It
+is not a law that less is accepted at a temperature, or of JSON. Here one-hot drafts lose most of
+their length at temperature 1, and sampled drafts, judged by `standard`, none: at temperature 0 they
+stand at 2.44 on fresh windows, at temperature 1 at 2.60 (60 prompts of code). JSON is accepted less
+than code at temperature 1, and not at temperature 0 (2.55 against 2.44 on fresh windows).
 """
 
 import math
@@ -17,7 +21,6 @@ from outrider.entrypoints.ratio_estimate import Z95
 pytestmark = pytest.mark.slow
 
 K = 3
-NUM_PROMPTS = 100
 SAMPLED, ONE_HOT = "probabilistic", "greedy"
 
 
@@ -30,53 +33,58 @@ def llm() -> LLM:
     )
 
 
-def measure(llm: LLM, suites: list[str], temperatures: list[float]) -> SweepResult:
-    listed = {name: read_prompts_file(BUNDLED_SUITES[name]) for name in suites}
-    spread = {name: one[:: len(one) // NUM_PROMPTS][:NUM_PROMPTS] for name, one in listed.items()}
+def measure(
+    llm: LLM, num_prompts: dict[str, int | None], temperatures: list[float], methods: list[str]
+) -> SweepResult:
+    """Both rules over the first prompts of each suite; None is all of them."""
+    prompts = {
+        name: read_prompts_file(BUNDLED_SUITES[name])[:number]
+        for name, number in num_prompts.items()
+    }
     return AcceptanceSweep(
         llm,
-        suites={name: llm.encode_prompts(prompts) for name, prompts in spread.items()},
+        suites={name: llm.encode_prompts(listed) for name, listed in prompts.items()},
         ks=[K],
         temperatures=temperatures,
-        draft_sample_methods=[SAMPLED, ONE_HOT],
-        rules=["standard", "block", "coupled"],
+        draft_sample_methods=methods,
+        rules=["standard", "block"],
         max_tokens=64,
         seed=0,
     ).run()
 
 
 @pytest.fixture(scope="module")
-def code(llm: LLM) -> SweepResult:
-    return measure(llm, ["code"], [0.0, 1.0])
+def warm(llm: LLM) -> SweepResult:
+    """Everything at temperature 1: code against JSON, `block` against `standard`."""
+    return measure(llm, {"code": None, "json": None}, [1.0], [SAMPLED])
 
 
 def sample(result: SweepResult, suite: str, temperature: float, *way: str) -> AcceptanceSample:
     return result.samples[Way(suite, K, temperature, *way)]
 
 
-@pytest.mark.parametrize(
-    ("method", "rule"), [(ONE_HOT, "standard"), (ONE_HOT, "coupled"), (SAMPLED, "coupled")]
-)
-def test_it_falls_with_the_temperature(code: SweepResult, method: str, rule: str) -> None:
-    greedy, warm = (sample(code, "code", one, method, rule).length for one in (0.0, 1.0))
-    low, _ = greedy.minus(warm).ci95(-K, K) or (-K, K)
-    assert low > 0
-
-
-def test_block_accepts_more_than_standard(code: SweepResult) -> None:
-    (gain,) = code.gains
-    low, _ = gain.ci95 or (-K, K)
-    assert low > 0
-    assert gain.gain < 0.5
-
-
-def test_it_falls_under_json(llm: LLM) -> None:
-    result = measure(llm, ["code", "json"], [0.0])
-    code, json = (
-        sample(result, name, 0.0, SAMPLED, "block").fresh_length for name in ("code", "json")
+def test_one_hot_drafts_lose_with_the_temperature(llm: LLM) -> None:
+    result = measure(llm, {"code": 60}, [0.0, 1.0], [ONE_HOT])
+    # Fresh windows: texts of temperature 0 repeat themselves, which is easy to draft.
+    cold, warm = (
+        sample(result, "code", temperature, ONE_HOT, "standard").fresh_length
+        for temperature in (0.0, 1.0)
     )
-    assert code is not None
-    assert json is not None
+    assert cold is not None
+    assert warm is not None
+    low, _ = cold.minus(warm).ci95(-K, K) or (-K, K)
+    assert low > 0.5
+
+
+def test_block_accepts_more_than_standard(warm: SweepResult) -> None:
+    (gain,) = [one for one in warm.gains if one.suite == "code"]
+    low, high = gain.ci95 or (-K, K)
+    assert 0 < low < high < 0.3
+
+
+@pytest.mark.parametrize("rule", ["standard", "block"])
+def test_json_is_accepted_less_than_code_at_temperature_1(warm: SweepResult, rule: str) -> None:
+    code, json = (sample(warm, name, 1.0, SAMPLED, rule).length for name in ("code", "json"))
     # Other prompts, and so independent.
     error = math.hypot(code.standard_error or math.inf, json.standard_error or math.inf)
     assert code.value - json.value > Z95 * error
