@@ -14,7 +14,11 @@ def rms_normalise(x: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def l2_normalise(x: Tensor, eps: float = 1e-6) -> Tensor:
+# Under the root of the norms of keys and queries, from the architecture.
+L2_EPS = 1e-6
+
+
+def l2_normalise(x: Tensor, eps: float = L2_EPS) -> Tensor:
     """X / sqrt(sum x^2 + eps) over the last dimension."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outrider.layers.norm import RMSNorm, l2_normalise
+from outrider.layers.norm import L2_EPS, RMSNorm, l2_normalise
 from outrider.ops.causal_conv import causal_conv, causal_conv_silu, roll_window
 from outrider.ops.gated_delta_rule import (
     chunk_gated_delta_rule,
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from outrider.batch import ForwardBatch, Window
     from outrider.cache.layer_states import DeltaNetState
     from outrider.models.qwen4_exp.config import Qwen4ExpConfig
-
-
-L2_EPS = 1e-6  # under the root of the keys' and queries' norms, from the architecture
 
 
 class Conv1dWeight(nn.Module):
