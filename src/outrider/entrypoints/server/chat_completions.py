@@ -40,8 +40,7 @@ class ChatWriter:
     _steps: StepWriter = field(init=False)
 
     def __post_init__(self) -> None:
-        skips = self.body.skip_special_tokens is not False
-        self._steps = StepWriter(self.tokenizer, skips)
+        self._steps = StepWriter(self.tokenizer, self.body.skips_special_tokens)
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """Who speaks, for each choice."""
@@ -121,7 +120,7 @@ class ChatWriter:
 
     def _parser(self, index: int) -> MessageParser:
         if index not in self._parsers:
-            skips = self.body.skip_special_tokens is not False
+            skips = self.body.skips_special_tokens
             self._parsers[index] = MessageParser(self.form, self.tokenizer, skips)
         return self._parsers[index]
 

@@ -41,8 +41,7 @@ class CompletionWriter:
     _prompt_logprobs: dict[int, PromptLogprobs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        skips = self.body.skip_special_tokens is not False
-        self._steps = StepWriter(self.tokenizer, skips)
+        self._steps = StepWriter(self.tokenizer, self.body.skips_special_tokens)
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """None: a completion begins with its text."""
@@ -121,7 +120,7 @@ class CompletionWriter:
             "stop_reason": completion.stop_reason,
         }
         if is_first:
-            skips = body.skip_special_tokens is not False
+            skips = body.skips_special_tokens
             self._offsets[index] = TextOffsets(self.tokenizer, skips, len(text))
         if body.logprobs is not None:
             choice["logprobs"] = self._logprobs(

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 # White space between two tags, at most; Qwen's templates write one line break.
 MAX_SPACE = 64
 # Of a function or a parameter.
@@ -32,9 +37,19 @@ class GrowingText:
         self.num_taken = 0
         self.is_ended = False
 
-    def append(self, text: str) -> None:
-        """Adds a piece."""
-        self.rest += text
+    def read(self, piece: str, step: Callable[[], None]) -> None:
+        """Adds a piece, and repeats a step while there is text and what it does is certain.
+
+        Args:
+            piece: what comes next.
+            step: takes from the text, or raises `NeedMoreError`.
+        """
+        self.rest += piece
+        try:
+            while self.rest:
+                step()
+        except NeedMoreError:
+            pass
 
     def take(self, count: int) -> str:
         """Removes characters from the front, and returns them."""

@@ -195,6 +195,11 @@ class GenerationBody(RequestBody):
     ) = None
 
     @property
+    def skips_special_tokens(self) -> bool:
+        """Whether the text is without special tokens, as it is where nothing is said."""
+        return self.skip_special_tokens is not False
+
+    @property
     def includes_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from outrider.entrypoints.server.growing_text import GrowingText, NeedMoreError
+from outrider.entrypoints.server.growing_text import GrowingText
 from outrider.entrypoints.server.qwen_markup import THINK_END, THINK_START, called_function
 
 
@@ -60,13 +60,8 @@ class Qwen3ReasoningParser:
 
     def feed(self, text: str) -> ReasoningDelta:
         """Takes up the next piece of output."""
-        self._text.append(text)
         self._delta = ReasoningDelta()
-        try:
-            while self._text.rest:
-                self._step()
-        except NeedMoreError:
-            pass
+        self._text.read(text, self._step)
         return self._delta
 
     def finish(self) -> ReasoningDelta:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from outrider.entrypoints.server.growing_text import GrowingText, NeedMoreError
+from outrider.entrypoints.server.growing_text import GrowingText
 from outrider.entrypoints.server.qwen_markup import (
     CALL_END,
     FUNCTION_END,
@@ -78,13 +78,8 @@ class Qwen3CoderToolCallParser:
 
     def feed(self, text: str) -> ToolDelta:
         """Takes up the next piece of content."""
-        self._text.append(text)
         self._delta = ToolDelta()
-        try:
-            while self._text.rest:
-                self._step()
-        except NeedMoreError:
-            pass
+        self._text.read(text, self._step)
         return self._delta
 
     def finish(self, is_whole: bool) -> ToolDelta:
