@@ -29,7 +29,7 @@ from outrider.entrypoints.cli.options import (
     speculative_options,
     takes_engine_options,
 )
-from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, PromptInput, read_prompts_file
+from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts_file, spread
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun, DecodeSpeed
 from outrider.entrypoints.llm import LLM
@@ -140,7 +140,7 @@ def decode(
         )
         for index in range(num_prompts)
     ]
-    inputs = _spread(read_prompts_file(prompts_file), num_prompts)
+    inputs = spread(read_prompts_file(prompts_file), num_prompts)
     speculative = speculative_options(max(numbers), engine_options.pop("speculative_config", None))
     defaults = {"max_num_seqs": max(batch_sizes), "speculative_config": speculative}
     first = LLM(**{**defaults, **engine_options})
@@ -164,11 +164,6 @@ def decode(
     }
     sys.stdout.write(f"{json.dumps(report)}\n")
     return 0
-
-
-def _spread(inputs: list[PromptInput], number: int) -> list[PromptInput]:
-    """At most so many prompts, evenly over a file in which neighbours may be alike."""
-    return inputs[:: max(len(inputs) // number, 1)][:number]
 
 
 def _parse_batch_sizes(text: str) -> list[int]:

@@ -20,21 +20,8 @@ from outrider.entrypoints.prompt_encoder import EncodedPrompt
 from outrider.errors import ConfigError, OutriderError, RequestError
 from outrider.outputs import CompletionOutput, DecodeStep
 from outrider.sampling_params import SamplingParams
+from tests.entrypoints.acceptance_keys import ROW_KEYS
 
-ROW_KEYS = [
-    "suite",
-    "k",
-    "temperature",
-    "rule",
-    "draft_sample_method",
-    "prompts",
-    "mean_acceptance_length",
-    "ci95",
-    "mean_acceptance_length_fresh",
-    "acceptance_rate",
-    "acceptance_rate_per_pos",
-    "repeated_share",
-]
 TEXTS = ["def f(x):", "import os\n", "class A:\n    pass\n", "a b a b a b"]
 
 

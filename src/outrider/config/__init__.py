@@ -12,6 +12,7 @@ from outrider.config.head_tuning import HeadTuningConfig, LossKind
 from outrider.config.parsing import parse_json_object, parse_size
 from outrider.config.server import ServerConfig
 from outrider.config.speculative import (
+    LEAST_DRAFTED_TOKENS,
     MAX_SPECULATIVE_TOKENS,
     REJECTION_SAMPLE_METHODS,
     CompilationConfig,
@@ -23,6 +24,7 @@ from outrider.config.speculative import (
 )
 
 __all__ = [
+    "LEAST_DRAFTED_TOKENS",
     "MAX_SEED",
     "MAX_SPECULATIVE_TOKENS",
     "MIN_SEED",

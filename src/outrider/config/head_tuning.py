@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from outrider.config.checks import check_choice, check_int
+from outrider.config.speculative import LEAST_DRAFTED_TOKENS
 from outrider.errors import ConfigError, shown
 
 LossKind = Literal["ce", "kl", "lk"]
-
-# A draft needs a token before it and one after it.
-_LEAST_MAX_TOKENS = 3
 
 
 @dataclass(frozen=True)
@@ -53,7 +51,7 @@ class HeadTuningConfig:
         """Check each field, and make numbers of the temperatures."""
         check_choice("loss", self.loss, get_args(LossKind))
         for name, least in (
-            ("max_tokens", _LEAST_MAX_TOKENS),
+            ("max_tokens", LEAST_DRAFTED_TOKENS),
             ("num_samples", 1),
             ("num_epochs", 1),
             ("batch_size", 1),

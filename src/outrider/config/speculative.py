@@ -15,6 +15,8 @@ SpeculativeMethod = Literal["mtp", "ngram"]
 REJECTION_SAMPLE_METHODS: tuple[str, ...] = get_args(RejectionSampleMethod)
 SPECULATIVE_METHODS: tuple[str, ...] = get_args(SpeculativeMethod)
 MAX_SPECULATIVE_TOKENS = 8
+# Tokens of an output in which there is room for a draft: it has one before it and one after it.
+LEAST_DRAFTED_TOKENS = 3
 _DEFAULT_PROMPT_LOOKUP = 5
 # The modes that vLLM knows; a step of this build runs eagerly.
 _CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")

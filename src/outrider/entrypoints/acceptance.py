@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from outrider.config import LEAST_DRAFTED_TOKENS
 from outrider.entrypoints.decode_run import DecodeRun
 from outrider.entrypoints.ratio_estimate import RatioEstimate
 from outrider.errors import ConfigError, RequestError
@@ -238,8 +239,11 @@ def sample_acceptance(
         raise ConfigError("acceptance needs drafts: give speculative_config")
     if not prompts:
         raise RequestError("acceptance needs at least one prompt")
-    if max_tokens < 3:
-        raise RequestError(f"max_tokens must be 3 or more for a draft to fit, got {max_tokens}")
+    if max_tokens < LEAST_DRAFTED_TOKENS:
+        raise RequestError(
+            f"max_tokens must be {LEAST_DRAFTED_TOKENS} or more for a draft to fit, "
+            f"got {max_tokens}"
+        )
     if seed < 0:
         raise RequestError(f"seed must be 0 or more, got {seed}")
     params = [

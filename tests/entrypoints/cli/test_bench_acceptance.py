@@ -8,22 +8,8 @@ import pytest
 
 from outrider.bundled import BUNDLED_SUITES
 from outrider.entrypoints.cli import main
+from tests.entrypoints.acceptance_keys import ROW_KEYS
 from tests.entrypoints.plan_line import PLAN_LINE
-
-ROW_KEYS = [
-    "suite",
-    "k",
-    "temperature",
-    "rule",
-    "draft_sample_method",
-    "prompts",
-    "mean_acceptance_length",
-    "ci95",
-    "mean_acceptance_length_fresh",
-    "acceptance_rate",
-    "acceptance_rate_per_pos",
-    "repeated_share",
-]
 
 
 class Bench:

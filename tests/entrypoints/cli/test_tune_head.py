@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from outrider.entrypoints.cli import main
-from outrider.entrypoints.cli.prompt_sources import read_prompt_sources
+from outrider.entrypoints.cli.prompt_sources import read_sourced_prompts
 from tests.entrypoints.plan_line import without_plan
 
 QUICK = ("--max-model-len", "64", "--max-tokens", "4", "--epochs", "1", "--temperatures", "0")
@@ -119,11 +119,15 @@ def test_a_folder_that_is_not_empty_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["prompts.jsonl"]
 
 
+def sources(path: Path) -> list[str]:
+    return [source for _, source in read_sourced_prompts(path)]
+
+
 def test_sources_of_prompts(prompts_file: str, tmp_path: Path) -> None:
-    assert read_prompt_sources(Path(prompts_file)) == ["a.py", "b.py", "a.py"]
+    assert sources(Path(prompts_file)) == ["a.py", "b.py", "a.py"]
     text = tmp_path / "prompts.txt"
     text.write_text("a\n\nb\na\n")
-    assert read_prompt_sources(text) == ["a", "b", "a"]
+    assert sources(text) == ["a", "b", "a"]
     lines = tmp_path / "plain.jsonl"
     lines.write_text('{"prompt": "a"}\n{"prompt": "b", "source": 3}\n')
-    assert len(set(read_prompt_sources(lines))) == 2
+    assert len(set(sources(lines))) == 2

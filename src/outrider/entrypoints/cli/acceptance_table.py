@@ -45,10 +45,8 @@ def show_acceptance(result: SweepResult, title: str) -> None:
             f"{row.temperature:g}",
             _ANY if way.is_greedy else _DRAFTS[row.draft_sample_method],
             _ANY if way.is_greedy else ", ".join(own_rules),
-            _with_interval(row.mean_acceptance_length, row.ci95),
-            _with_interval(
-                row.mean_acceptance_length_fresh, intervals.mean_acceptance_length_fresh
-            ),
+            with_interval(row.mean_acceptance_length, row.ci95),
+            with_interval(row.mean_acceptance_length_fresh, intervals.mean_acceptance_length_fresh),
             f"{row.acceptance_rate:.1%}",
             " ".join(
                 _with_half_width(rate, interval)
@@ -66,12 +64,13 @@ def show_acceptance(result: SweepResult, title: str) -> None:
         console.print(_gain(gain), highlight=False)
 
 
-def _with_interval(value: float | None, interval: Interval | None) -> str:
+def with_interval(value: float | None, interval: Interval | None, style: str = ".2f") -> str:
+    """A figure and its interval in the form `style`, as much of them as there is."""
     if value is None:
         return "-"
     if interval is None:
-        return f"{value:.2f}"
-    return f"{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})"
+        return f"{value:{style}}"
+    return f"{value:{style}} ({interval[0]:{style}} to {interval[1]:{style}})"
 
 
 def _with_half_width(value: float, interval: Interval | None) -> str:
@@ -81,8 +80,8 @@ def _with_half_width(value: float, interval: Interval | None) -> str:
 
 
 def _gain(gain: AcceptanceGain) -> str:
-    interval = "" if gain.ci95 is None else f" ({gain.ci95[0]:+.3f} to {gain.ci95[1]:+.3f})"
     return (
         f"{gain.rule} against {gain.against}, {gain.suite}, K = {gain.k}, temperature "
-        f"{gain.temperature:g}: {gain.gain:+.3f}{interval} on the same {gain.prompts} prompts"
+        f"{gain.temperature:g}: {with_interval(gain.gain, gain.ci95, '+.3f')} on the same "
+        f"{gain.prompts} prompts"
     )

@@ -12,6 +12,7 @@ import typer
 
 from outrider.bundled import BUNDLED_SUITES
 from outrider.config import (
+    LEAST_DRAFTED_TOKENS,
     REJECTION_SAMPLE_METHODS,
     DraftSampleMethod,
     EngineConfig,
@@ -19,12 +20,18 @@ from outrider.config import (
 )
 from outrider.entrypoints.cli.options import (
     DEFAULT_NUM_SPECULATIVE_TOKENS,
+    OFFLINE_MAX_NUM_SEQS,
     Options,
     parse_k_list,
     speculative_options,
     takes_engine_options,
 )
-from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, PromptInput, read_prompts_file
+from outrider.entrypoints.cli.prompt_sources import (
+    PROMPTS_HELP,
+    PromptInput,
+    read_prompts_file,
+    spread,
+)
 from outrider.entrypoints.cli.run import EXIT_ERROR, make_app
 from outrider.errors import ConfigError, RequestError, shown
 from outrider.sampling_params import SamplingParams
@@ -32,10 +39,6 @@ from outrider.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from outrider.entrypoints.acceptance import AcceptanceSample
     from outrider.entrypoints.acceptance_sweep import AcceptanceSweep, SweepResult, Way
-
-# More requests share a step than a server would let: nobody waits for a first token.
-DEFAULT_MAX_NUM_SEQS = 32
-LEAST_MAX_TOKENS = 3
 
 _K = Annotated[
     str | None,
@@ -138,7 +141,7 @@ def acceptance(
     from outrider.entrypoints.acceptance_sweep import AcceptanceSweep
     from outrider.entrypoints.llm import LLM
 
-    engine_options.setdefault("max_num_seqs", DEFAULT_MAX_NUM_SEQS)
+    engine_options.setdefault("max_num_seqs", OFFLINE_MAX_NUM_SEQS)
     llm = LLM(speculative_config=drafting.speculative, **engine_options)
     sweep = AcceptanceSweep(
         llm,
@@ -201,9 +204,10 @@ class _Drafting:
 
 
 def _check_numbers(max_tokens: int, seed: int) -> None:
-    if max_tokens < LEAST_MAX_TOKENS:
+    if max_tokens < LEAST_DRAFTED_TOKENS:
         raise RequestError(
-            f"--max-tokens must be {LEAST_MAX_TOKENS} or more for a draft to fit, got {max_tokens}"
+            f"--max-tokens must be {LEAST_DRAFTED_TOKENS} or more for a draft to fit, "
+            f"got {max_tokens}"
         )
     if seed < 0:
         raise RequestError(f"--seed must be 0 or more, got {seed}")
@@ -240,12 +244,10 @@ def _read_suites(
         files = {prompts_file.stem: prompts_file}
     else:
         raise RequestError("give prompts as --suite or as --prompts, not both")
-    return {name: _spread(read_prompts_file(path), num_prompts) for name, path in files.items()}
-
-
-def _spread(prompts: list[PromptInput], number: int | None) -> list[PromptInput]:
-    """At most so many, evenly over a file in which neighbours may be alike; None is all."""
-    return prompts if number is None else prompts[:: max(len(prompts) // number, 1)][:number]
+    suites = {name: read_prompts_file(path) for name, path in files.items()}
+    if num_prompts is None:
+        return suites
+    return {name: spread(prompts, num_prompts) for name, prompts in suites.items()}
 
 
 @contextmanager

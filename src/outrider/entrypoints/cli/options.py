@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 Options = dict[str, Any]
 
 DEFAULT_NUM_SPECULATIVE_TOKENS = 3
+# More requests share a step than a server would let: nobody waits for a first token.
+OFFLINE_MAX_NUM_SEQS = 32
 
 DraftsPerStep = Annotated[
     int | None,

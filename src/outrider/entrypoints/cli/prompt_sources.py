@@ -45,9 +45,18 @@ def read_prompts(arguments: list[str], file: Path | None) -> list[PromptInput]:
 
 def read_prompts_file(path: Path) -> list[PromptInput]:
     """The prompts of a file, one a line."""
+    return [prompt for prompt, _ in read_sourced_prompts(path)]
+
+
+def read_sourced_prompts(path: Path) -> list[tuple[PromptInput, str]]:
+    """The prompts of a file, one a line, each with what it was cut from.
+
+    That is the source that its line names. A prompt whose line names none is a source of its own,
+    with those that are equal to it.
+    """
     is_json = path.suffix == ".jsonl"
-    prompts = [
-        _parse_line(f"{path}: line {number}", line) if is_json else line
+    prompts: list[tuple[PromptInput, str]] = [
+        _parse_line(f"{path}: line {number}", line) if is_json else (line, line)
         for number, line in _lines(path)
     ]
     if not prompts:
@@ -55,17 +64,9 @@ def read_prompts_file(path: Path) -> list[PromptInput]:
     return prompts
 
 
-def read_prompt_sources(path: Path) -> list[str]:
-    """What each prompt of a file that can be read was cut from: the source that its line names.
-
-    A prompt whose line names none is a source of its own, with those that are equal to it.
-    """
-    sources = []
-    for _, line in _lines(path):
-        value = json.loads(line) if path.suffix == ".jsonl" else {}
-        source = value.get("source")
-        sources.append(source if isinstance(source, str) else line)
-    return sources
+def spread(prompts: list[PromptInput], number: int) -> list[PromptInput]:
+    """At most so many prompts, evenly over a file in which neighbours may be alike."""
+    return prompts[:: max(len(prompts) // number, 1)][:number]
 
 
 def _lines(path: Path) -> list[tuple[int, str]]:
@@ -81,7 +82,7 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     return [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
 
 
-def _parse_line(where: str, line: str) -> dict[str, Any]:
+def _parse_line(where: str, line: str) -> tuple[dict[str, Any], str]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -92,7 +93,8 @@ def _parse_line(where: str, line: str) -> dict[str, Any]:
         raise RequestError(
             f'{where}: must be an object such as {{"prompt": "def f("}}, got {shown(value)}'
         )
-    return given
+    source = value.get("source")
+    return given, source if isinstance(source, str) else line
 
 
 def _read_stdin() -> str:

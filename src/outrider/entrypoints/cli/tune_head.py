@@ -11,24 +11,19 @@ from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.config import HeadTuningConfig
 from outrider.entrypoints.cli.options import (
     DEFAULT_NUM_SPECULATIVE_TOKENS,
+    OFFLINE_MAX_NUM_SEQS,
     Options,
     speculative_options,
     takes_engine_options,
     takes_tuning_options,
 )
-from outrider.entrypoints.cli.prompt_sources import (
-    PROMPTS_HELP,
-    read_prompt_sources,
-    read_prompts_file,
-)
+from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_sourced_prompts
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
-    from outrider.entrypoints.acceptance import AcceptanceRow, Interval
+    from outrider.entrypoints.acceptance import AcceptanceRow
     from outrider.entrypoints.head_tuning import HeadTuningReport
 
-# More requests share a step than a server would let: nobody waits for a first token.
-DEFAULT_MAX_NUM_SEQS = 32
 # Of the table in a file or a pipe.
 REPORT_WIDTH = 110
 
@@ -84,18 +79,18 @@ def tune_head(
     32 requests run at once where --max-num-seqs is not given.
     """
     plan = HeadTuningConfig(**tuning_options)
-    options = {"max_num_seqs": DEFAULT_MAX_NUM_SEQS, **engine_options}
+    options = {"max_num_seqs": OFFLINE_MAX_NUM_SEQS, **engine_options}
     options["speculative_config"] = _speculative_config(num_speculative_tokens, options)
     checkpoint = Path(options.pop("model", BUNDLED_MODEL_DIR))
-    prompts = read_prompts_file(prompts_file)
+    prompts = read_sourced_prompts(prompts_file)
     from outrider.entrypoints.cli.phase_progress import show_phases
     from outrider.entrypoints.head_tuning import HeadTuning
 
     with show_phases(sys.stderr, is_quiet=is_json) as on_progress:
         report = HeadTuning(
             checkpoint=checkpoint,
-            prompts=prompts,
-            sources=read_prompt_sources(prompts_file),
+            prompts=[prompt for prompt, _ in prompts],
+            sources=[source for _, source in prompts],
             output_dir=output_dir,
             plan=plan,
             engine_options=options,
@@ -119,6 +114,8 @@ def _show(report: "HeadTuningReport", checkpoint: Path, output_dir: Path) -> Non
     from rich.console import Console
     from rich.table import Table
 
+    from outrider.entrypoints.cli.acceptance_table import with_interval
+
     table = Table(title=f"{report.num_held_out} held-out prompts, 95 % intervals over prompts")
     for heading in ("T", "head"):
         table.add_column(heading, no_wrap=True)
@@ -130,8 +127,8 @@ def _show(report: "HeadTuningReport", checkpoint: Path, output_dir: Path) -> Non
         table.add_row(
             "",
             "gain",
-            _with_interval(change.gain, change.gain_ci95, "+.2f"),
-            _with_interval(change.gain_fresh, change.gain_fresh_ci95, "+.2f"),
+            with_interval(change.gain, change.gain_ci95, "+.2f"),
+            with_interval(change.gain_fresh, change.gain_fresh_ci95, "+.2f"),
             end_section=True,
         )
     console = Console()
@@ -153,17 +150,11 @@ def _show(report: "HeadTuningReport", checkpoint: Path, output_dir: Path) -> Non
 
 
 def _figures(row: "AcceptanceRow") -> tuple[str, ...]:
+    from outrider.entrypoints.cli.acceptance_table import with_interval
+
     return (
-        _with_interval(row.mean_acceptance_length, row.ci95),
-        _with_interval(row.mean_acceptance_length_fresh, None),
+        with_interval(row.mean_acceptance_length, row.ci95),
+        with_interval(row.mean_acceptance_length_fresh, None),
         " ".join(f"{rate:.2f}" for rate in row.acceptance_rate_per_pos),
         f"{row.repeated_share:.1%}",
     )
-
-
-def _with_interval(value: float | None, interval: "Interval | None", style: str = ".2f") -> str:
-    if value is None:
-        return "-"
-    if interval is None:
-        return f"{value:{style}}"
-    return f"{value:{style}} ({interval[0]:{style}} to {interval[1]:{style}})"
