@@ -46,7 +46,8 @@ from outrider.ops import native
 from outrider.training import mtp_loss
 from outrider.training.config import LossConfig
 from outrider.training.memory import keep_freed_memory
-from outrider.training.objective import joint_loss, predict
+from outrider.training.objective import Losses, joint_loss, predict
+from outrider.training.workers import Workers
 
 # Of a gradient of the two trunks, relative. Without a token whose router is undecided it is 1e-5;
 # one that goes to another expert makes it 1e-2.
@@ -65,23 +66,21 @@ class Contender:
     Attributes:
         name: in the table.
         model: whose gradients are computed.
-        loss: of a batch of windows.
+        backward: sets the gradients of a batch of windows and returns the loss.
         wall_s: of each round.
         cpu_s: of each round, user and system.
     """
 
     name: str
     model: nn.Module
-    loss: Callable[[Tensor], Tensor]
+    backward: Callable[[Tensor], Tensor]
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
 
     def step(self, window: Tensor) -> float:
         """Forward and backward; returns the loss."""
         self.model.zero_grad(set_to_none=True)
-        loss = self.loss(window)
-        loss.backward()
-        return loss.item()
+        return self.backward(window).item()
 
     def timed_step(self, window: Tensor) -> None:
         """The same, adding one round."""
@@ -115,6 +114,9 @@ def training(
     threads: Annotated[
         int | None, typer.Option(metavar="N", min=1, help="Of torch; its own choice if absent.")
     ] = None,
+    num_workers: Annotated[
+        int, typer.Option("--workers", metavar="N", min=1, help="As the key `num_workers`.")
+    ] = 1,
     compile_kernels: Annotated[
         bool, typer.Option("--compile/--no-compile", help="As the key `compile` of a run.")
     ] = True,
@@ -124,6 +126,8 @@ def training(
 
     The last line of the output is JSON, with where the numbers come from.
     """
+    if batch_size % num_workers:
+        raise ConfigError(f"--workers: {num_workers} cannot share {batch_size} windows evenly")
     if threads is not None:
         torch.set_num_threads(threads)
     if compile_kernels:
@@ -132,22 +136,21 @@ def training(
     config = Qwen4ExpConfig.from_pretrained(model_dir)
     if length > config.max_position_embeddings:
         raise ConfigError(f"--length: {length} is above {config.max_position_embeddings}")
-    contenders = make_contenders(config, depths)
+    contenders = make_contenders(config, depths, Workers(num_workers))
     generator = torch.Generator().manual_seed(0)
     shape = (batch_size, length + mtp_loss.NUM_LOOKAHEAD_IDS)
     window = torch.randint(config.vocab_size, shape, generator=generator)
     deviation = check_same_step(*contenders[:2], window)
-    _run_rounds(contenders, window, rounds)
-    reference = contenders[0]
-    num_tokens = batch_size * length
-    results = [one.to_dict(reference, num_tokens) for one in contenders]
-    _show(results, f"{batch_size} windows of {length}, {torch.get_num_threads()} threads")
+    results = _run_rounds(contenders, window, rounds)
+    setting = f"{batch_size} windows of {length}, {torch.get_num_threads()} threads"
+    _show(results, f"{setting}, {num_workers} workers")
     report = {
         "benchmark": "training",
         "batch_size": batch_size,
         "length": length,
         "depths": depths,
         "compile": compile_kernels,
+        "num_workers": num_workers,
         "rounds": rounds,
         "num_parameters": sum(p.numel() for p in contenders[1].model.parameters()),
         "gradient_deviation": deviation,
@@ -161,8 +164,8 @@ def training(
     return 0
 
 
-def _run_rounds(contenders: list[Contender], window: Tensor, rounds: int) -> None:
-    """A warm-up, then so many timed rounds."""
+def _run_rounds(contenders: list[Contender], window: Tensor, rounds: int) -> list[dict[str, Any]]:
+    """A warm-up, then so many timed rounds; the first contender is what the rest is measured by."""
     for number in range(rounds + 1):
         turn = number % len(contenders)
         for one in contenders[turn:] + contenders[:turn]:
@@ -171,9 +174,11 @@ def _run_rounds(contenders: list[Contender], window: Tensor, rounds: int) -> Non
             else:
                 one.step(window)
         sys.stderr.write(f"round {number} of {rounds}\n")
+    num_tokens = mtp_loss.input_ids(window).numel()
+    return [one.to_dict(contenders[0], num_tokens) for one in contenders]
 
 
-def make_contenders(config: Qwen4ExpConfig, depths: int) -> list[Contender]:
+def make_contenders(config: Qwen4ExpConfig, depths: int, workers: Workers) -> list[Contender]:
     """Transformers' trunk, ours, and ours with the head, all with the same fresh weights."""
     ours = Qwen4ExpForCausalLM(config, max(config.mtp_num_hidden_layers, 1))
     ours.init_weights(torch.Generator().manual_seed(0))
@@ -181,22 +186,32 @@ def make_contenders(config: Qwen4ExpConfig, depths: int) -> list[Contender]:
     losses = LossConfig(depth_weights=(1.0,) * depths)
     trunk_losses = LossConfig(router_balance_weight=0.0, index_weight=0.0)
 
-    def reference_loss(window: Tensor) -> Tensor:
+    parameters = list(ours.parameters())
+
+    def of_reference(window: Tensor) -> Tensor:
         logits = reference(mtp_loss.input_ids(window), use_cache=False).logits
-        return F.cross_entropy(logits.flatten(0, 1), mtp_loss.next_ids(window).flatten())
+        loss = F.cross_entropy(logits.flatten(0, 1), mtp_loss.next_ids(window).flatten())
+        loss.backward()
+        return loss.detach()
 
-    def trunk_loss(window: Tensor) -> Tensor:
+    def trunk_losses_of(window: Tensor) -> Losses:
         predictions = predict(ours, window, 0, dense_attention=True)
-        return joint_loss(predictions, window, trunk_losses, config.num_experts_per_tok).total
+        return joint_loss(predictions, window, trunk_losses, config.num_experts_per_tok)
 
-    def joint(window: Tensor) -> Tensor:
+    def all_losses_of(window: Tensor) -> Losses:
         predictions = predict(ours, window, depths, dense_attention=True, want_index_losses=True)
-        return joint_loss(predictions, window, losses, config.num_experts_per_tok).total
+        return joint_loss(predictions, window, losses, config.num_experts_per_tok)
+
+    def of_trunk(window: Tensor) -> Tensor:
+        return workers.backward(parameters, trunk_losses_of, window).total
+
+    def of_all(window: Tensor) -> Tensor:
+        return workers.backward(parameters, all_losses_of, window).total
 
     return [
-        Contender("transformers", reference, reference_loss),
-        Contender("trunk", ours, trunk_loss),
-        Contender(f"trunk + {depths}", ours, joint),
+        Contender("transformers", reference, of_reference),
+        Contender("trunk", ours, of_trunk),
+        Contender(f"trunk + {depths}", ours, of_all),
     ]
 
 

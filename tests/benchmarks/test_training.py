@@ -12,6 +12,7 @@ from benchmarks.training import app, check_same_step, make_contenders
 from outrider.entrypoints.cli.run import run
 from outrider.errors import ConfigError
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+from outrider.training.workers import Workers
 from tests.text_checkpoint import write_text_checkpoint
 
 
@@ -22,7 +23,7 @@ def model_dir(tmp_path: Path) -> Path:
 
 def test_the_last_line_is_the_report(model_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--batch-size", "2", "--length", "20", "--depths", "2", "--rounds", "2"]
-    given = ["--model", str(model_dir), "--no-compile", *small]
+    given = ["--model", str(model_dir), "--no-compile", "--workers", "2", *small]
     assert run(app, "training", given) == 0
     *table, last = capsys.readouterr().out.splitlines()
     assert any("transformers" in line for line in table)
@@ -38,7 +39,7 @@ def test_the_last_line_is_the_report(model_dir: Path, capsys: pytest.CaptureFixt
 
 def test_trunks_that_differ_are_not_compared(model_dir: Path) -> None:
     config = dataclasses.replace(Qwen4ExpConfig.from_pretrained(model_dir))
-    reference, ours, _ = make_contenders(config, 1)
+    reference, ours, _ = make_contenders(config, 1, Workers(1))
     window = torch.randint(config.vocab_size, (1, 12))
     assert check_same_step(reference, ours, window) < 1e-3
     with torch.no_grad():
@@ -53,6 +54,7 @@ def test_trunks_that_differ_are_not_compared(model_dir: Path) -> None:
         (["--length", "1"], "'--length'"),
         (["--length", "100000"], "--length: 100000 is above"),
         (["--threads", "0"], "'--threads'"),
+        (["--workers", "3"], "--workers: 3 cannot share 2 windows evenly"),
     ],
 )
 def test_bad_input(capsys: pytest.CaptureFixture[str], arguments: list[str], reason: str) -> None:

@@ -63,6 +63,14 @@ def test_rows_that_are_parts_of_wider_tensors(form: torch.dtype) -> None:
     assert_same_gradients(cut, cut_naive, inputs, form)
 
 
+@pytest.mark.parametrize("length", [33, 2 * SEQUENCE_CHUNK_SIZE + 7])
+def test_weak_decay(length: int, form: torch.dtype) -> None:
+    """The state lasts over several chunks, and so does what reaches a gradient through it."""
+    q, k, v, g, beta = random_rows(length, 2, 4, 16, 32)
+    rows = [q, k, v, g * 0.02, beta]
+    assert_same_gradients(sequence_gated_delta_rule, naive, rows, form)
+
+
 @pytest.mark.parametrize("decay", [-40.0, -300.0])
 def test_strong_decay(decay: float, form: torch.dtype) -> None:
     rows = random_rows(70, 1, 1, 16, 16)

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -46,8 +47,11 @@ static inline float exp_inside(float x) {
     return p * scale;
 }
 
-// For x <= 0, and never below 1e-37: denormal numbers cost a trap each.
-static inline float exp_of_negative(float x) { return exp_inside(x < -85.0f ? -85.0f : x); }
+// For x <= 0 (taken as 0 above), and never below 1e-37: denormal numbers cost a trap each.
+static inline float exp_of_negative(float x) {
+    x = x < -85.0f ? -85.0f : x;
+    return exp_inside(x > 0.0f ? 0.0f : x);
+}
 
 // Flat beyond +-60, where it is 1e-26.
 static inline float sigmoid(float x) {
@@ -64,5 +68,23 @@ inline float* scratch(size_t size) {
     const uintptr_t address = reinterpret_cast<uintptr_t>(memory.data());
     return reinterpret_cast<float*>((address + 63) / 64 * 64);
 }
+
+// Cuts matrices out of a piece of memory. They start at different places of a page: where a store and a later load
+// differ by a multiple of 4096, as between matrices of 32 x 32, a processor may take one for the other and wait.
+class Pieces {
+  public:
+    static constexpr size_t GAP = 48;
+
+    explicit Pieces(float* memory) : next_(memory) {}
+
+    float* take(size_t size) {
+        float* piece = next_;
+        next_ += (size + 15) / 16 * 16 + GAP;
+        return piece;
+    }
+
+  private:
+    float* next_;
+};
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -125,6 +125,9 @@ class RunConfig:
     # Builds native kernels for the CPU with the C++ compiler at hand: seconds at the first start,
     # far less time a step.
     compile: bool = False
+    # Threads that share a step's windows, each on one core; 1 leaves it to torch to share out each
+    # operation, which costs more than it gains where another process has one of the cores.
+    num_workers: int = 1
 
 
 @dataclass(frozen=True)
@@ -152,9 +155,15 @@ class TrainConfig:
             ("run.eval_every_steps", self.run.eval_every_steps),
             ("run.num_eval_windows", self.run.num_eval_windows),
             ("run.num_kept_checkpoints", self.run.num_kept_checkpoints),
+            ("run.num_workers", self.run.num_workers),
         ):
             if value < 1:
                 raise ConfigError(f"{name}: {value} is not at least 1")
+        if self.data.batch_size % self.run.num_workers:
+            raise ConfigError(
+                f"run.num_workers: {self.run.num_workers} cannot share {self.data.batch_size} "
+                "windows (data.batch_size) evenly"
+            )
         self._check_not_negative()
 
     def _check_not_negative(self) -> None:

@@ -25,6 +25,7 @@ from outrider.training.evaluation import Evaluation, evaluate, evaluation_window
 from outrider.training.objective import Losses, joint_loss, predict
 from outrider.training.run_log import LOG_FILE, RunLog
 from outrider.training.schedule import Progress, learning_rate_factor
+from outrider.training.workers import Workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -129,6 +130,7 @@ class Trainer:
         self._bytes_per_token = held_out_tokens.num_bytes / len(held_out_tokens.token_ids)
         if config.run.compile:
             native.enable()
+        self._workers = Workers(config.run.num_workers)
         self._listeners = listeners
         self._is_stopping = False
         self._checkpoints = config.run.output_dir / "checkpoints"
@@ -192,9 +194,7 @@ class Trainer:
         for group in self._optimizer.param_groups:
             group["lr"] = factor * config.optimizer.learning_rate
         window = self._sampler.batch(self.progress.step).to(self._device)
-        losses = self._losses(window)
-        self._optimizer.zero_grad(set_to_none=True)
-        losses.total.backward()
+        losses = self._workers.backward(list(self.model.parameters()), self._losses, window)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.max_grad_norm)
         grad_norm = float(norm)
         if torch.isfinite(norm):

@@ -63,28 +63,77 @@ static void scale_rows(float* out, const float* in, const float* factor, int wid
     }
 }
 
+// Solves (I + A) X = X0 in place, A_il = beta_i interaction_il for l < i, on 16 * V columns of rows of `columns`.
+template <int V>
+static void solve_columns(float* x, const float* beta, const float* interaction, int columns) {
+    for (int i = 1; i < N; ++i) {
+        // Two sums a row, since one would wait for itself.
+        Lanes even[V] = {}, odd[V] = {};
+        for (int l = 0; l < i; ++l) {
+            const float factor = interaction[i * N + l];
+            for (int v = 0; v < V; ++v) {
+                const Lanes term = factor * *reinterpret_cast<const Lanes*>(x + l * columns + 16 * v);
+                if (l % 2)
+                    odd[v] += term;
+                else
+                    even[v] += term;
+            }
+        }
+        for (int v = 0; v < V; ++v) *reinterpret_cast<Lanes*>(x + i * columns + 16 * v) -= beta[i] * (even[v] + odd[v]);
+    }
+}
+
+// The same for the transposed system: row after row from the last, each is taken out of those before it.
+template <int V>
+static void solve_transposed_columns(float* x, const float* beta, const float* interaction, int columns) {
+    for (int i = N - 1; i > 0; --i) {
+        Lanes row[V];
+        for (int v = 0; v < V; ++v) row[v] = beta[i] * *reinterpret_cast<const Lanes*>(x + i * columns + 16 * v);
+        for (int l = 0; l < i; ++l)
+            for (int v = 0; v < V; ++v)
+                *reinterpret_cast<Lanes*>(x + l * columns + 16 * v) -= interaction[i * N + l] * row[v];
+    }
+}
+
+static void solve(float* x, const float* beta, const float* interaction, int columns, bool is_transposed) {
+    const auto two = is_transposed ? solve_transposed_columns<2> : solve_columns<2>;
+    const auto one = is_transposed ? solve_transposed_columns<1> : solve_columns<1>;
+    int column = 0;
+    for (; column + 32 <= columns; column += 32) two(x + column, beta, interaction, columns);
+    if (column < columns) one(x + column, beta, interaction, columns);
+}
+
 struct Gates {
     float beta[N], growth[N], end[N], write[N], total;  // write = beta growth
-    float decay[N * N], interaction[N * N], scores[N * N];
+    float decay[N * N], gap[Pieces::GAP], interaction[N * N], second_gap[Pieces::GAP], scores[N * N];
 
-    void fill(const float* g, const float* b, int64_t stride, int count, const float* kk, const float* qk) {
+    // Where it is inlined, g++ 12 leaves its exponentials unvectorised: seven times slower.
+    __attribute__((noinline)) void fill(const float* g, const float* b, int64_t stride, int count, const float* kk,
+                                        const float* qk) {
         float sums[N], sum = 0.0f;
         for (int i = 0; i < N; ++i) {
             if (i < count) sum += g[i * stride];
             sums[i] = sum;
             beta[i] = i < count ? b[i * stride] : 0.0f;
         }
-        total = std::exp(sum);
+#pragma omp simd
         for (int i = 0; i < N; ++i) {
-            growth[i] = std::exp(sums[i]);
-            end[i] = std::exp(sum - sums[i]);
+            growth[i] = exp_of_negative(sums[i]);
+            end[i] = exp_of_negative(sum - sums[i]);
             write[i] = beta[i] * growth[i];
+        }
+        total = growth[N - 1];
+        for (int i = 0; i < N; ++i) {
+            const float own = sums[i];
+            const float *k_row = kk + i * N, *q_row = qk + i * N;
+            float *d = decay + i * N, *a = interaction + i * N, *p = scores + i * N;
 #pragma omp simd
             for (int j = 0; j < N; ++j) {
-                const int at = i * N + j;
-                decay[at] = j <= i ? exp_of_negative(sums[i] - sums[j]) : 0.0f;
-                interaction[at] = kk[at] * decay[at];
-                scores[at] = qk[at] * decay[at];
+                const float value = exp_of_negative(own - sums[j]);
+                const float kept = j <= i ? value : 0.0f;
+                d[j] = kept;
+                a[j] = k_row[j] * kept;
+                p[j] = q_row[j] * kept;
             }
         }
     }
@@ -97,9 +146,10 @@ EXPORT void delta_rule(int64_t batch, int64_t length, int64_t key_heads, int64_t
 #pragma omp parallel for schedule(static)
     for (int64_t task = 0; task < batch * key_heads; ++task) {
         const int64_t b = task / key_heads, key_head = task % key_heads;
-        float* kc = scratch<0>(4 * N * dk + 3 * N * dv + 2 * N * N);
-        float *qc = kc + N * dk, *kt = qc + N * dk, *scaled = kt + N * dk, *vc = scaled + N * dk;
-        float *rows = vc + N * dv, *out = rows + N * dv, *kk = out + N * dv, *qk = kk + N * N;
+        Pieces pieces(scratch<0>(4 * N * dk + 3 * N * dv + 2 * N * N + 9 * (Pieces::GAP + 16)));
+        float *kc = pieces.take(N * dk), *qc = pieces.take(N * dk), *kt = pieces.take(N * dk);
+        float *scaled = pieces.take(N * dk), *vc = pieces.take(N * dv), *rows = pieces.take(N * dv);
+        float *out = pieces.take(N * dv), *kk = pieces.take(N * N), *qk = pieces.take(N * N);
         static thread_local Gates gates;
         for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
             const int64_t first = b * length + chunk * N;
@@ -121,12 +171,7 @@ EXPORT void delta_rule(int64_t batch, int64_t length, int64_t key_heads, int64_t
                     for (int64_t d = 0; d < dk; ++d) scaled[i * dk + d] = -gates.write[i] * kc[i * dk + d];
                 scale_rows(rows, vc, gates.beta, dv);
                 product(rows, scaled, dk, 1, state, N, dv, dk, true);
-                for (int i = 1; i < N; ++i)
-                    for (int l = 0; l < i; ++l) {
-                        const float factor = gates.beta[i] * gates.interaction[i * N + l];
-#pragma omp simd
-                        for (int64_t d = 0; d < dv; ++d) rows[i * dv + d] -= factor * rows[l * dv + d];
-                    }
+                solve(rows, gates.beta, gates.interaction, dv, false);
                 std::memcpy(written + (lane * num_chunks + chunk) * N * dv, rows, N * dv * sizeof(float));
                 scale_rows(scaled, qc, gates.growth, dk);
                 product(out, scaled, dk, 1, state, N, dv, dk);
@@ -172,14 +217,17 @@ EXPORT void delta_rule_gradient(int64_t batch, int64_t length, int64_t key_heads
 #pragma omp parallel for schedule(static)
     for (int64_t task = 0; task < batch * key_heads; ++task) {
         const int64_t b = task / key_heads, key_head = task % key_heads;
-        float* kc = scratch<1>(9 * N * dk + 5 * N * dv + 6 * N * N + (group + 2) * dk * dv);
-        float *qc = kc + N * dk, *kt = qc + N * dk, *scaled = kt + N * dk, *to_q = scaled + N * dk;
-        float *to_k = to_q + N * dk, *to_grown = to_k + N * dk, *to_end = to_grown + N * dk;
-        float *to_write = to_end + N * dk, *vc = to_write + N * dk, *wc = vc + N * dv, *wt = wc + N * dv;
-        float *go = wt + N * dv, *to_rows = go + N * dv, *kk = to_rows + N * dv, *qk = kk + N * N;
-        float *to_kk = qk + N * N, *to_qk = to_kk + N * N, *to_scores = to_qk + N * N;
-        float *to_interaction = to_scores + N * N, *turned = to_interaction + N * N;
-        float *turned_after = turned + dk * dv, *to_states = turned_after + dk * dv;
+        const size_t size = 9 * N * dk + 5 * N * dv + 6 * N * N + (group + 2) * dk * dv;
+        Pieces pieces(scratch<1>(size + 23 * (Pieces::GAP + 16)));
+        float *kc = pieces.take(N * dk), *qc = pieces.take(N * dk), *kt = pieces.take(N * dk);
+        float *scaled = pieces.take(N * dk), *to_q = pieces.take(N * dk), *to_k = pieces.take(N * dk);
+        float *to_grown = pieces.take(N * dk), *to_end = pieces.take(N * dk), *to_write = pieces.take(N * dk);
+        float *vc = pieces.take(N * dv), *wc = pieces.take(N * dv), *wt = pieces.take(N * dv);
+        float *go = pieces.take(N * dv), *to_rows = pieces.take(N * dv), *kk = pieces.take(N * N);
+        float *qk = pieces.take(N * N), *to_kk = pieces.take(N * N), *to_qk = pieces.take(N * N);
+        float *to_scores = pieces.take(N * N), *to_interaction = pieces.take(N * N);
+        float *turned = pieces.take(dk * dv), *turned_after = pieces.take(dk * dv);
+        float* to_states = pieces.take(group * dk * dv);
         std::memset(to_states, 0, group * dk * dv * sizeof(float));
         static thread_local Gates gates;
         for (int64_t chunk = num_chunks - 1; chunk >= 0; --chunk) {
@@ -190,8 +238,8 @@ EXPORT void delta_rule_gradient(int64_t batch, int64_t length, int64_t key_heads
             transpose(kt, kc, N, dk);
             product(kk, kc, dk, 1, kt, N, N, dk);
             product(qk, qc, dk, 1, kt, N, N, dk);
-            std::memset(to_kk, 0, 2 * N * N * sizeof(float));
-            std::memset(to_q, 0, 2 * N * dk * sizeof(float));
+            for (float* zeroed : {to_kk, to_qk}) std::memset(zeroed, 0, N * N * sizeof(float));
+            for (float* zeroed : {to_q, to_k}) std::memset(zeroed, 0, N * dk * sizeof(float));
             for (int64_t j = 0; j < group; ++j) {
                 const int64_t head = key_head * group + j, lane = b * heads + head;
                 const float* state = states + (lane * (num_chunks + 1) + chunk) * dk * dv;
@@ -213,13 +261,7 @@ EXPORT void delta_rule_gradient(int64_t batch, int64_t length, int64_t key_heads
                 float to_total = 0.0f;
 #pragma omp simd reduction(+ : to_total)
                 for (int64_t d = 0; d < dk * dv; ++d) to_total += state[d] * after[d];
-                // The transposed system, from the last row up.
-                for (int i = N - 1; i > 0; --i)
-                    for (int l = 0; l < i; ++l) {
-                        const float factor = gates.beta[i] * gates.interaction[i * N + l];
-#pragma omp simd
-                        for (int64_t d = 0; d < dv; ++d) to_rows[l * dv + d] -= factor * to_rows[i * dv + d];
-                    }
+                solve(to_rows, gates.beta, gates.interaction, dv, true);
                 for (int i = 0; i < count; ++i) {
                     float* gv = grad_v + ((first + i) * heads + head) * dv;
                     float along = 0.0f;
