@@ -1,4 +1,4 @@
-"""Options of the HTTP server, and the only environment variable that is read."""
+"""Options of the HTTP server, and the environment variable of its key."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from outrider.entrypoints.cli.run import EXIT_ERROR, make_app, run
 from outrider.entrypoints.cli.serve import serve
 from outrider.entrypoints.cli.train import train
 from outrider.entrypoints.cli.tune_head import tune_head
+from outrider.entrypoints.cli.vllm import vllm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ app.command()(serve)
 app.command()(train)
 app.add_typer(bench, name="bench")
 app.command()(tune_head)
+app.add_typer(vllm, name="vllm")
 
 
 def _show_version(is_asked: bool) -> None:
