@@ -15,7 +15,7 @@ from tests.ops.sequence_form import HAS_COMPILER
 @pytest.fixture(autouse=True)
 def fresh_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache of its own, and nothing enabled before or after."""
-    monkeypatch.setattr(native.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "_enabled", [])
     native._build.cache_clear()
 
@@ -35,6 +35,25 @@ def test_the_first_line_of_a_failing_compiler_is_passed_on(monkeypatch: pytest.M
     monkeypatch.setattr(native.subprocess, "run", fails)
     with pytest.raises(OutriderError, match=r"/bin/c\+\+ fails: error: no such target$"):
         native.enable()
+
+
+def test_a_cache_that_cannot_be_made_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(native.shutil, "which", lambda name: f"/bin/{name}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OutriderError, match=r"no folder to keep them in .*; set XDG_CACHE_HOME$"):
+        native.enable()
+
+
+def test_without_the_variable_they_lie_in_the_home_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert native._cache_folder() == tmp_path / ".cache" / "outrider"
+    assert (tmp_path / ".cache" / "outrider").stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")

@@ -13,7 +13,6 @@ import hashlib
 import os
 import shutil
 import subprocess
-import tempfile
 from pathlib import Path
 
 import torch
@@ -144,11 +143,7 @@ def _build() -> Path:
     sources = [*sorted(_FOLDER.rglob("*.cpp")), _FOLDER / "native.h"]
     for source in sources:
         digest.update(source.read_bytes())
-    folder = Path(tempfile.gettempdir()) / f"outrider-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.stat().st_uid != os.getuid():
-        raise OutriderError(f"native kernels: {folder} belongs to somebody else")
-    library = folder / f"kernels-{digest.hexdigest()[:16]}.so"
+    library = _cache_folder() / f"kernels-{digest.hexdigest()[:16]}.so"
     if not library.exists():
         units = [str(source) for source in sources if source.suffix == ".cpp"]
         part = library.with_suffix(f".{os.getpid()}")
@@ -159,6 +154,23 @@ def _build() -> Path:
             raise OutriderError(f"native kernels: {compiler} fails: {reason}")
         part.replace(library)
     return library
+
+
+def _cache_folder() -> Path:
+    """The user's own, since what lies there is run: `$XDG_CACHE_HOME/outrider` or the default."""
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = root / "outrider"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
+        raise OutriderError(
+            f"native kernels: no folder to keep them in ({error}); set XDG_CACHE_HOME"
+        ) from error
+    if not os.access(folder, os.W_OK):
+        raise OutriderError(f"native kernels: {folder} is not writable; set XDG_CACHE_HOME")
+    if folder.stat().st_uid != os.getuid():
+        raise OutriderError(f"native kernels: {folder} belongs to somebody else")
+    return folder
 
 
 def _cpu_flags() -> str:
