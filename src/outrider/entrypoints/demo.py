@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -27,6 +28,8 @@ NUM_PROMPTS = 3
 # Lines of a prompt that are shown: enough to see what is being continued.
 NUM_SHOWN_LINES = 6
 NUM_WARM_UP_TOKENS = 8
+# Of each, in turns; the medians are shown, so that a machine busy for a moment does not count.
+NUM_ROUNDS = 3
 
 app = make_app("outrider.entrypoints.demo")
 
@@ -52,22 +55,25 @@ def demo(
     # Spread over the file, since neighbours are cut from one module.
     prompts = drafting.encode_prompts(inputs[:: len(inputs) // NUM_PROMPTS][:NUM_PROMPTS])
     console = Console(highlight=False)
-    drafted, undrafted = DecodeRun(drafting.llm_engine, _write), DecodeRun(plain.llm_engine)
+    on_text = [_write] + [None] * (NUM_ROUNDS - 1)
+    drafted = [DecodeRun(drafting.llm_engine, write) for write in on_text]
+    undrafted = [DecodeRun(plain.llm_engine) for _ in on_text]
     for llm in (drafting, plain):
         _warm_up(DecodeRun(llm.llm_engine), prompts[0])
     params = [SamplingParams(temperature=0.0, max_tokens=max_tokens)]
     num_equal = 0
     for number, prompt in enumerate(prompts, 1):
         _show_prompt(console, number, prompt.text or "")
-        (with_drafts,) = drafted.run([prompt], params)
-        console.print()
-        (without,) = undrafted.run([prompt], params)
-        num_equal += with_drafts.outputs[0].token_ids == without.outputs[0].token_ids
+        for with_drafts, without in zip(drafted, undrafted, strict=True):
+            texts = [run.run([prompt], params)[0].outputs[0] for run in (with_drafts, without)]
+            if with_drafts.on_text is not None:
+                console.print()
+                num_equal += texts[0].token_ids == texts[1].token_ids
     console.print()
     console.print(_table(drafted, undrafted, drafting.llm_engine.config.num_speculative_tokens))
     console.print(
         f"{num_equal} of {NUM_PROMPTS} texts are token for token those of K = 0. "
-        "Prompt processing and warm-up are not timed."
+        f"Speeds are medians of {NUM_ROUNDS} rounds; prompt processing and warm-up are not timed."
     )
     return 0
 
@@ -88,20 +94,21 @@ def _show_prompt(console: "Console", number: int, text: str) -> None:
     console.print("\n".join(lines), style="dim", end="", markup=False, soft_wrap=True)
 
 
-def _table(drafted: "DecodeRun", undrafted: "DecodeRun", k: int) -> "Table":
+def _table(drafted: list["DecodeRun"], undrafted: list["DecodeRun"], k: int) -> "Table":
     from rich.table import Table
 
-    metrics = drafted.metrics
-    speed_up = drafted.speed.tokens_per_s / max(undrafted.speed.tokens_per_s, 1e-9)
+    # At temperature 0 every round decodes the same, so the counts are those of any of them.
+    metrics = drafted[0].metrics
+    fast, slow = (median(run.speed.tokens_per_s for run in runs) for runs in (drafted, undrafted))
+    speed_up = median(
+        one.speed.tokens_per_s / max(other.speed.tokens_per_s, 1e-9)
+        for one, other in zip(drafted, undrafted, strict=True)
+    )
     rates = ", ".join(f"{rate:.1%}" for rate in metrics.acceptance_rate_per_pos)
     table = Table("", "K = 0", f"K = {k}", title="temperature 0, one prompt at a time")
     for column in table.columns[1:]:
         column.justify = "right"
-    table.add_row(
-        "tokens/s",
-        f"{undrafted.speed.tokens_per_s:.1f}",
-        f"{drafted.speed.tokens_per_s:.1f}",
-    )
+    table.add_row("tokens/s", f"{slow:.1f}", f"{fast:.1f}")
     for name, value in (
         ("drafts", f"{metrics.num_drafts}"),
         ("draft tokens", f"{metrics.num_draft_tokens}"),
