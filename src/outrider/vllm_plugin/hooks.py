@@ -51,7 +51,7 @@ class Hook:
 
     Attributes:
         name: in lower case, words joined by "-".
-        purpose: what it does, as the end of "so that vLLM ...".
+        purpose: what holds where it is on, as one clause.
         module: below this package, with `obstacle` and `install`.
         versions: of vLLM that have the gap.
     """
@@ -109,7 +109,28 @@ class HookState:
         return f"{self.hook.name} off: {self.obstacle}"
 
 
-HOOKS: Final[tuple[Hook, ...]] = ()
+HOOKS: Final[tuple[Hook, ...]] = (
+    Hook(
+        "speculative-config",
+        "options of drafting that would have no effect are errors at start",
+        "speculative_config",
+    ),
+    Hook(
+        "block-verification",
+        "the V1 runner judges drafts by block where rejection_sample_method says so",
+        "block_verification",
+    ),
+    Hook(
+        "metrics",
+        "drafts without a valid token and tokens past the end of a text are not counted",
+        "metrics",
+    ),
+    Hook(
+        "expanded-parameters",
+        "on the CPU each draft is judged at its request's temperature, top_k and top_p",
+        "fixes.expanded_parameters",
+    ),
+)
 
 _states: dict[str, HookState] = {}
 """The hooks that this process has decided on, by name: vLLM loads its plugins more than once."""
@@ -128,6 +149,11 @@ def installed_version() -> str:
             f"vLLM {version} is installed: the plugin was written for vLLM {KNOWN_VERSIONS}"
         )
     return version
+
+
+def is_active(name: str) -> bool:
+    """Whether a hook is in place in this process."""
+    return name in _states and _states[name].is_active
 
 
 def install_hooks() -> list[HookState]:

@@ -1,0 +1,136 @@
+"""vLLM's options of drafting, read as strictly as this package reads its own.
+
+What would be ignored is an error at start that names the option, before a checkpoint is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from outrider.config import MAX_SPECULATIVE_TOKENS, RejectionSamplerConfig
+from outrider.config.checks import check_int
+from outrider.config.parsing import read_object, take_known
+from outrider.errors import ConfigError
+from outrider.vllm_plugin import block_verification
+from outrider.vllm_plugin.hooks import is_active
+from outrider.vllm_plugin.patching import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_BLOCK_VERIFY = "additional_config.rejection_sampler_config"
+_QWEN4_EXP = ("qwen4_exp", "qwen4_exp_text")
+
+
+def obstacle() -> None:
+    """The options are the same on every platform."""
+
+
+def install() -> None:
+    """Checks the options where vLLM turns them into its configuration."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    replace(EngineArgs, "create_speculative_config", _checked)
+    replace(EngineArgs, "create_engine_config", _honoured)
+
+
+def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(self: Any, target_model_config: Any, target_parallel_config: Any) -> Any:
+        options = {
+            **{
+                key.replace("-", "_"): value
+                for key, value in (self.speculative_config or {}).items()
+            },
+            **_given(method=self.spec_method, num_speculative_tokens=self.spec_tokens),
+        }
+        if options:
+            _check_options(options, target_model_config)
+            chosen = _rule_options(options, self.additional_config)
+            self.speculative_config = {**(self.speculative_config or {}), **chosen}
+        return create(self, target_model_config, target_parallel_config)
+
+    return checked
+
+
+def _honoured(create: Callable[..., Any]) -> Callable[..., Any]:
+    def honoured(self: Any, *args: Any, **kwargs: Any) -> Any:
+        config = create(self, *args, **kwargs)
+        check_runner(config)
+        return config
+
+    return honoured
+
+
+def _check_options(options: dict[str, Any], target: Any) -> None:
+    """Refuses a name of the method, a K or a checkpoint that cannot draft with its own head."""
+    if options.get("method") == "qwen4_exp_mtp":
+        raise ConfigError('speculative_config.method: write "mtp", not "qwen4_exp_mtp"')
+    if options.get("method") != "mtp" or target.hf_config.model_type not in _QWEN4_EXP:
+        return
+    k = options.get("num_speculative_tokens")
+    if k is not None:
+        check_int("speculative_config.num_speculative_tokens", k, 1, MAX_SPECULATIVE_TOKENS)
+    if not getattr(target.hf_text_config, "mtp_num_hidden_layers", None):
+        raise ConfigError(
+            f'speculative_config.method "mtp": {target.model} has no head to draft with, its '
+            "mtp_num_hidden_layers is 0; leave speculative_config out"
+        )
+
+
+def _rule_options(options: dict[str, Any], additional: object) -> dict[str, Any]:
+    """The rule that `enable_block_verify` asks for, and drafts that are worth it."""
+    enabled = None if block_verification.obstacle() else _enable_block_verify(additional)
+    given = options.get("rejection_sample_method")
+    if enabled is not None:
+        meant = "block" if enabled else "standard"
+        if given not in (None, meant):
+            raise ConfigError(
+                f'speculative_config.rejection_sample_method is "{given}" but '
+                f"{_BLOCK_VERIFY}.enable_block_verify {str(enabled).lower()} means "
+                f'"{meant}": give one of the two'
+            )
+        given = meant
+    chosen = _given(rejection_sample_method=given)
+    # With drafts that are not drawn, which are vLLM's default, the rule is the standard one.
+    if given == "block" and "draft_sample_method" not in options:
+        chosen["draft_sample_method"] = "probabilistic"
+    return chosen
+
+
+def _enable_block_verify(additional: object) -> bool | None:
+    """What the user says of the rule in `additional_config`, None if nothing.
+
+    The other keys of `additional_config` are for vLLM and for other plugins.
+    """
+    given = additional.get("rejection_sampler_config") if isinstance(additional, dict) else None
+    values = read_object(_BLOCK_VERIFY, given)
+    if values is None:
+        return None
+    take_known(f"{_BLOCK_VERIFY}.", values, RejectionSamplerConfig.__dataclass_fields__, {})
+    return RejectionSamplerConfig(**values).enable_block_verify
+
+
+def check_runner(config: Any) -> None:
+    """Refuses a rule that the model runner of a vLLM configuration would leave aside.
+
+    Args:
+        config: a VllmConfig.
+    """
+    from vllm.platforms import current_platform
+
+    speculative = config.speculative_config
+    if speculative is None or config.use_v2_model_runner or current_platform.is_out_of_tree():
+        return
+    rule = speculative.rejection_sample_method
+    where = f'speculative_config.rejection_sample_method "{rule}"'
+    if rule == "block" and not is_active("block-verification"):
+        raise ConfigError(
+            f"{where} has no effect in vLLM's V1 model runner without outrider's hook "
+            'block-verification, which is off; write "standard"'
+        )
+    if rule == "synthetic" and current_platform.is_cpu():
+        raise ConfigError(f'{where} is not known to vLLM\'s kernels for the CPU; write "standard"')
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
