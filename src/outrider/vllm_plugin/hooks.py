@@ -111,6 +111,11 @@ class HookState:
 
 HOOKS: Final[tuple[Hook, ...]] = (
     Hook(
+        "qwen4-exp-model",
+        "runs Qwen4-Exp and drafts with its head on the CPU",
+        "model_registration",
+    ),
+    Hook(
         "speculative-config",
         "options of drafting that would have no effect are errors at start",
         "speculative_config",

@@ -1,0 +1,33 @@
+"""Hook: Qwen4-Exp and its head as models of our own, and the proposer that drives the head."""
+
+from __future__ import annotations
+
+_MODELS = {
+    "Qwen4ExpForCausalLM": "model",
+    "Qwen4ExpForConditionalGeneration": "model",
+    "Qwen4ExpMTP": "mtp",
+}
+
+
+def obstacle() -> str | None:
+    """VLLM has kernels of its own on accelerators."""
+    from vllm.platforms import current_platform
+
+    return None if current_platform.is_cpu() else "vLLM's own model runs on this platform"
+
+
+def install() -> None:
+    """Names our classes to vLLM; they are imported when a checkpoint asks for them."""
+    from vllm.model_executor.models import ModelRegistry
+
+    for architecture, module in _MODELS.items():
+        ModelRegistry.register_model(architecture, f"{__package__}.{module}:{architecture}")
+    _install_proposer()
+
+
+def _install_proposer() -> None:
+    from vllm.v1.worker import gpu_model_runner
+
+    from outrider.vllm_plugin.proposer import Qwen4ExpMTPProposer
+
+    gpu_model_runner.EagleProposer = Qwen4ExpMTPProposer
