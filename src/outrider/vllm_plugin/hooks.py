@@ -135,6 +135,26 @@ HOOKS: Final[tuple[Hook, ...]] = (
         "on the CPU each draft is judged at its request's temperature, top_k and top_p",
         "fixes.expanded_parameters",
     ),
+    Hook(
+        "short-windows",
+        "on the CPU vLLM's delta nets keep their convolution's columns where drafts are few",
+        "fixes.short_windows",
+    ),
+    Hook(
+        "aligned-states",
+        "on the CPU recurrent states are shared at block boundaries beside drafts",
+        "fixes.aligned_states",
+    ),
+    Hook(
+        "expert-maps",
+        "on the CPU experts are divided among ranks",
+        "fixes.expert_maps",
+    ),
+    Hook(
+        "uneven-exchanges",
+        "on the CPU ranks of data parallelism exchange the tokens of experts",
+        "fixes.uneven_exchanges",
+    ),
 )
 
 _states: dict[str, HookState] = {}
