@@ -1,6 +1,7 @@
 """Block verification through vLLM's own sampler: the law of what comes out, and its edges."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -131,12 +132,13 @@ def test_greedy_and_sampled_requests_in_one_batch() -> None:
     assert seen == {(1, 1, -1)}
 
 
-def test_a_draft_law_of_zeros_was_not_drawn_from() -> None:
+@pytest.mark.parametrize("rule", RULES)
+def test_a_draft_law_of_zeros_was_not_drawn_from(rule: str) -> None:
     """A law that is lost leaves the token to the target."""
     num_requests = 30_000
     law = torch.tensor([0.5, 0.3, 0.2])
     output = verify(
-        "block",
+        rule,
         [[0, 1]] * num_requests,
         torch.zeros(2 * num_requests, 3),
         law.log().repeat(3 * num_requests, 1),
@@ -155,6 +157,30 @@ def test_numbers_that_are_not_finite_stay_with_their_request(broken: float) -> N
     assert ((output >= -1) & (output < 3)).all()
     assert (output[:, 0] >= 0).all()
     assert output[1].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("has_laws", [True, False])
+def test_laws_of_a_request_that_sat_out_a_step(has_laws: bool) -> None:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    laws = torch.rand(2, 3, 5)
+    runner = SimpleNamespace(
+        drafter=SimpleNamespace(_enable_probabilistic_draft_probs=True),
+        input_batch=SimpleNamespace(
+            req_ids=["new", "waited", "plain"],
+            vocab_size=5,
+            sampling_metadata=sampling_metadata([1.0, 1.0, 1.0]),
+        ),
+        device=torch.device("cpu"),
+        _draft_probs=laws if has_laws else None,
+        _draft_prob_req_ids=["plain", "new"] if has_laws else None,
+    )
+    metadata = SimpleNamespace(num_draft_tokens=[2, 3, 0])
+    found = GPUModelRunner._get_spec_decode_draft_probs(runner, metadata)
+    assert torch.equal(found[:2], laws[1, :2] if has_laws else torch.zeros(2, 5))
+    assert torch.equal(found[2:], torch.zeros(3, 5))
+    upstream = GPUModelRunner._get_spec_decode_draft_probs.__wrapped__
+    assert upstream(runner, metadata) is None
 
 
 def generators(*seeds: int) -> dict[int, torch.Generator]:

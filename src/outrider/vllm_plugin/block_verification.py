@@ -42,12 +42,14 @@ def install() -> None:
     """Replaces the function that decides, and lets the proposers draw drafts under `block`."""
     from vllm.v1.sample import rejection_sampler
     from vllm.v1.spec_decode import llm_base_proposer
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     replace(rejection_sampler.RejectionSampler, "__init__", _remember_rule)
     replace(rejection_sampler.RejectionSampler, "forward", _with_rule)
     replace(rejection_sampler, "rejection_sample", _by_rule)
     replace(llm_base_proposer.SpecDecodeBaseProposer, "__init__", _drawing_under_block)
     replace(llm_base_proposer, "compute_probs_and_sample_next_token", _seeded_drafts)
+    replace(GPUModelRunner, "_get_spec_decode_draft_probs", _laws_of_drafts)
 
 
 def _remember_rule(init: Callable[..., None]) -> Callable[..., None]:
@@ -183,3 +185,30 @@ def _seeded_drafts(
         return probs.argmax(-1).where(is_greedy, token_ids), probs
 
     return seeded_drafts
+
+
+def _laws_of_drafts(get_probs: Callable[..., Tensor | None]) -> Callable[..., Tensor | None]:
+    def laws_of_drafts(self: Any, spec_decode_metadata: Any) -> Tensor | None:
+        """[T, V] laws of the drafts, zeros where one is lost.
+
+        A request that sat out a step has drafts of an earlier one, whose laws are gone. vLLM then
+        takes every draft of the batch for certain. As drafts without a law they are not drawn, and
+        their places are the target's.
+        """
+        drafter = getattr(self, "drafter", None)
+        is_drawn = getattr(drafter, "_enable_probabilistic_draft_probs", False)
+        if not is_drawn or self.input_batch.sampling_metadata.all_greedy:
+            return get_probs(self, spec_decode_metadata)
+        laws = self._draft_probs
+        places = {name: row for row, name in enumerate(self._draft_prob_req_ids or ())}
+        rows = [
+            torch.zeros(num_drafts, self.input_batch.vocab_size, device=self.device)
+            if laws is None or name not in places
+            else laws[places[name], :num_drafts]
+            for name, num_drafts in zip(
+                self.input_batch.req_ids, spec_decode_metadata.num_draft_tokens, strict=True
+            )
+        ]
+        return torch.cat(rows).contiguous()
+
+    return laws_of_drafts

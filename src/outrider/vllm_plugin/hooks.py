@@ -131,6 +131,11 @@ HOOKS: Final[tuple[Hook, ...]] = (
         "metrics",
     ),
     Hook(
+        "withdrawn-drafts",
+        "a sampled draft that a grammar forbids is a rejection, so that the text keeps its law",
+        "fixes.withdrawn_drafts",
+    ),
+    Hook(
         "expanded-parameters",
         "on the CPU each draft is judged at its request's temperature, top_k and top_p",
         "fixes.expanded_parameters",

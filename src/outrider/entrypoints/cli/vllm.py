@@ -37,18 +37,11 @@ def doctor() -> int:
 
 
 def _show(diagnosis: "Diagnosis") -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"vLLM {diagnosis.version} on {diagnosis.platform}")
-    for heading in ("hook", "state", "why", "switched off by"):
-        table.add_column(heading)
+    typer.echo(f"vLLM {diagnosis.version} on {diagnosis.platform}")
+    width = max(len(state.hook.name) for state in diagnosis.states)
     for state in diagnosis.states:
-        hook = state.hook
-        table.add_row(
-            hook.name,
-            "on" if state.is_active else "off",
-            state.obstacle or hook.purpose,
-            f"{hook.variable}=0",
-        )
-    Console().print(table)
+        word = "on " if state.is_active else "off"
+        why = state.obstacle or state.hook.purpose
+        typer.echo(f"  {word}  {state.hook.name:<{width}}  {why}")
+    last = diagnosis.states[-1].hook
+    typer.echo(f"An environment variable leaves a hook out: {last.variable}=0, {last.name}.")
