@@ -136,6 +136,11 @@ HOOKS: Final[tuple[Hook, ...]] = (
         "fixes.withdrawn_drafts",
     ),
     Hook(
+        "steps-without-drafts",
+        "a request with top_k runs beside drafts on the V1 runner",
+        "fixes.steps_without_drafts",
+    ),
+    Hook(
         "expanded-parameters",
         "on the CPU each draft is judged at its request's temperature, top_k and top_p",
         "fixes.expanded_parameters",
