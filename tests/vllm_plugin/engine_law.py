@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.vllm_plugin import block_verification
 from tests.chi_square import chi_square_p_value
 
 PROMPT = "import os\n\n\ndef main(path):\n    if"
@@ -37,8 +38,22 @@ def exact_law(llm: Any, prompt: list[int]) -> dict[tuple[int, ...], float]:
     return law
 
 
+def count_blocks() -> list[int]:
+    """[0], which grows by one for each batch that is verified by block."""
+    num_blocks, verify_block = [0], block_verification.verify_block
+
+    def counting(*arguments: Any) -> Any:
+        num_blocks[0] += 1
+        return verify_block(*arguments)
+
+    block_verification.verify_block = counting
+    return num_blocks
+
+
 def main(rule: str, num_requests: int) -> None:
     from vllm import LLM, SamplingParams
+
+    num_blocks = count_blocks()
 
     llm = LLM(
         str(BUNDLED_MODEL_DIR),
@@ -72,6 +87,7 @@ def main(rule: str, num_requests: int) -> None:
         "p_value": chi_square_p_value(torch.tensor(seen), torch.tensor(probs)),
         "num_texts": len(common),
         "num_foreign": num_foreign,
+        "num_blocks": num_blocks[0],
         "num_drafts": metrics["vllm:spec_decode_num_drafts"],
         "num_accepted": metrics["vllm:spec_decode_num_accepted_tokens"],
     }

@@ -159,6 +159,28 @@ def test_numbers_that_are_not_finite_stay_with_their_request(broken: float) -> N
     assert output[1].tolist() == [1, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("rule", "method", "draws"),
+    [("block", "probabilistic", True), ("block", "greedy", False), ("standard", "greedy", False)],
+)
+def test_proposers_draw_under_block(rule: str, method: str, draws: bool) -> None:
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    class Proposer:
+        """Draws where vLLM's would."""
+
+        def __init__(self) -> None:
+            self.speculative_config = SimpleNamespace(
+                rejection_sample_method=rule, draft_sample_method=method
+            )
+            self._enable_probabilistic_draft_probs = False
+
+    proposer = Proposer()
+    assert SpecDecodeBaseProposer.__init__.__outrider_maker__.endswith("_drawing_under_block")
+    block_verification._drawing_under_block(Proposer.__init__)(proposer)
+    assert proposer._enable_probabilistic_draft_probs is draws
+
+
 @pytest.mark.parametrize("has_laws", [True, False])
 def test_laws_of_a_request_that_sat_out_a_step(has_laws: bool) -> None:
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner

@@ -48,6 +48,7 @@ def test_texts_of_several_tokens_have_the_target_s_law(rule: str) -> None:
     ended = start(rule)
     assert ended.returncode == 0, ended.stderr[-2000:]
     report = report_of(ended)
+    assert (report["num_blocks"] > 0) is (rule == "block")
     assert report["num_foreign"] == 0
     assert report["num_texts"] > 20
     assert report["num_accepted"] > report["num_drafts"] / 4

@@ -83,7 +83,7 @@ def _after_a_step(_: Callable[..., None]) -> Callable[..., None]:
         source = mamba_state_idx_gpu[:num_reqs]
         is_reached = boundary >= first
         # A boundary in the block that the request goes on from is where it goes on.
-        self.num_accepted_tokens_out[:num_reqs] = kept.where(~is_reached | (source != target), 1)
+        self.num_accepted_tokens_out[:num_reqs] = kept.where(source != target, 1)
         copy = StateCopy.of(self)
         for request in is_reached.nonzero().flatten().tolist():
             bias = int(boundary[request] - first[request])
