@@ -90,6 +90,7 @@ class Qwen4ExpMTP(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
+        _refuse_shared_indices(vllm_config)
         self.model = ParallelMultiTokenPredictor(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "mtp")
         )
@@ -158,6 +159,17 @@ class Qwen4ExpMTP(nn.Module):
         if self.config.tie_word_embeddings:
             loaded.add("lm_head.weight")
         return loaded
+
+
+def _refuse_shared_indices(vllm_config: VllmConfig) -> None:
+    """Raises CheckpointError where all draft steps are to follow the first one's selection."""
+    speculative = vllm_config.speculative_config
+    assert speculative is not None, "a head is built to draft"
+    if getattr(speculative.draft_model_config.hf_config, "index_share_for_mtp_iteration", False):
+        raise CheckpointError(
+            "index_share_for_mtp_iteration: on the CPU the head selects anew in each draft step; "
+            'put "index_share_for_mtp_iteration": false into --speculative-config'
+        )
 
 
 class _HeadTensors:
