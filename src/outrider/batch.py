@@ -52,6 +52,21 @@ class RowSpan:
 
 
 @dataclass(frozen=True)
+class SnapshotRow:
+    """A block boundary that a pass comes to, at which the state of a request is to be kept.
+
+    Attributes:
+        index: the request's place in the batch.
+        num_rows: rows of its span before the boundary, 1 to all of them.
+        slot: where the snapshot goes.
+    """
+
+    index: int
+    num_rows: int
+    slot: int
+
+
+@dataclass(frozen=True)
 class DraftTokens:
     """What a proposer drafted for the requests of a batch.
 
@@ -81,12 +96,15 @@ class ScheduledBatch:
         spans: their rows, in the order of the flattened batch.
         is_sampling: whether the request's rows reach its last token, so that a token is drawn.
         drafts: aligned with `requests`, or None where nobody has any.
+        snapshots: block boundaries at which states are kept; those past the accepted drafts are
+            given up again.
     """
 
     requests: Sequence[Request]
     spans: Sequence[RowSpan]
     is_sampling: Sequence[bool]
     drafts: DraftTokens | None
+    snapshots: Sequence[SnapshotRow] = ()
 
 
 @dataclass(frozen=True)
@@ -145,6 +163,26 @@ class PagedView:
 
 
 @dataclass(frozen=True)
+class WindowSnapshots:
+    """Block boundaries before the last certain row of a window's requests.
+
+    What a pass folds has passed them by at its end, so the layers keep the states on their way.
+
+    Attributes:
+        stops: place in the window and rows of the request before the boundary, each request's
+            ascending.
+        requests: [n] int64, the places.
+        num_rows: [n] int64, the rows.
+        slots: [n] int64, where the snapshots go.
+    """
+
+    stops: tuple[tuple[int, int], ...]
+    requests: Tensor
+    num_rows: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True)
 class Window:
     """Requests of a batch that are mixed over the sequence together, padded to L rows each.
 
@@ -167,6 +205,7 @@ class Window:
         max_seq_len: N, the largest number of visible positions.
         is_contiguous: rows are 0..b*L-1 in order, so a view does what a gather would.
         has_pending: some request may have pending rows.
+        snapshots: where states are kept within the certain rows, or None.
     """
 
     request_index: Tensor
@@ -182,6 +221,7 @@ class Window:
     max_seq_len: int
     is_contiguous: bool
     has_pending: bool
+    snapshots: WindowSnapshots | None = None
 
     @property
     def shape(self) -> tuple[int, int]:

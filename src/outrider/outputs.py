@@ -30,6 +30,8 @@ class StepOutput:
         logprobs: one for each of `new_token_ids`, or None where the request asks for none.
         prompt_logprobs: with the first output of a request that asks for them: None for the first
             token of the prompt, then one for each.
+        num_cached_tokens: tokens of the prompt that did not have to run, since others had run
+            them; None where the engine keeps nothing to share.
     """
 
     request_id: str
@@ -42,6 +44,7 @@ class StepOutput:
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    num_cached_tokens: int | None = None
 
     def count(self, metrics: SpecDecodeMetrics) -> None:
         """Adds this step to the sums of whoever counts it: the engine, a request, a run."""
@@ -140,6 +143,8 @@ class RequestOutput:
         prompt_logprobs: None for the first token, then one entry for each; None where none were
             asked for.
         metrics: times and what drafting brought; None where nobody counts.
+        num_cached_tokens: tokens of the prompt that did not have to run for the first completion;
+            None until that has begun, and where the engine keeps nothing to share.
     """
 
     request_id: str
@@ -149,3 +154,4 @@ class RequestOutput:
     finished: bool = False
     prompt_logprobs: list[LogprobsOfPosition | None] | None = None
     metrics: RequestMetrics | None = None
+    num_cached_tokens: int | None = None

@@ -35,6 +35,13 @@ class Request:
         draft_index: row of the last `DraftTokens`; meaningless while num_drafts is 0.
         num_drafts: drafts that wait to be verified; set by the scheduler.
         num_preemptions: times that it lost its caches and had to run again.
+        cache_salt: only requests with the same one share what they have run; None is one too.
+        block_hashes: of its whole blocks, as far as somebody has asked for them.
+        num_cached_tokens: of its prompt, those that did not have to run; None until it is let in.
+        num_known_tokens: tokens at its beginning whose blocks were found when it was let in.
+        num_left_blocks: blocks that it has left to others since then.
+        last_snapshot: blocks before the last snapshot of its output, None before the first.
+        has_sound_head: whether the head has not broken over it.
     """
 
     request_id: str
@@ -52,6 +59,13 @@ class Request:
     draft_index: int = 0
     num_drafts: int = 0
     num_preemptions: int = 0
+    cache_salt: str | None = None
+    block_hashes: list[bytes] = field(default_factory=list)
+    num_cached_tokens: int | None = None
+    num_known_tokens: int = 0
+    num_left_blocks: int = 0
+    last_snapshot: int | None = None
+    has_sound_head: bool = True
 
     @property
     def num_output_tokens(self) -> int:

@@ -13,10 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from outrider.batch import IndexRebuild, PagedView, RowSpan, Window
+from outrider.batch import IndexRebuild, PagedView, RowSpan, SnapshotRow, Window, WindowSnapshots
 from outrider.cache.block_pool import BlockPool
 from outrider.cache.block_table import BlockTable
 from outrider.cache.groups import CacheGroup, GroupSpec
+from outrider.cache.prefix_cache import NO_HIT, PrefixCache, PrefixHit
+from outrider.cache.snapshot_pool import SnapshotPool, window_snapshots
 from outrider.cache.state_pool import StatePool
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ class CacheManager:
         num_pending_rows: P, draft rows a recurrent state keeps.
         dtype: of the tensors.
         device: of the tensors.
+        snapshot_specs: what is kept of a request at a block boundary.
+        num_snapshots: how many of these; 0 keeps nothing of requests that have ended.
+
+    Attributes:
+        prefix: what requests leave to others that begin alike, or None.
     """
 
     def __init__(
@@ -50,6 +57,8 @@ class CacheManager:
         num_pending_rows: int,
         dtype: torch.dtype,
         device: torch.device,
+        snapshot_specs: Sequence[GroupSpec] = (),
+        num_snapshots: int = 0,
     ) -> None:
         self.block_size = block_size
         self.num_pending_rows = num_pending_rows
@@ -68,6 +77,12 @@ class CacheManager:
                 num_slots = max_num_seqs
                 self.state_pools[spec.name] = StatePool(max_num_seqs)
             self.groups[spec.name] = CacheGroup(spec, num_slots, dtype, device)
+        self.prefix: PrefixCache | None = None
+        if num_snapshots and self.block_tables:
+            snapshots = SnapshotPool(snapshot_specs, num_snapshots, dtype, device)
+            self.prefix = PrefixCache(
+                self.block_tables, self.state_pools, self.groups, snapshots, device
+            )
         self._num_kept = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_pooled = {
             spec.name: np.zeros(max_num_seqs, dtype=np.int64) for spec in specs if spec.ratio
@@ -80,17 +95,31 @@ class CacheManager:
         """Requests that could still be added."""
         return len(self._free_rows)
 
-    def can_allocate(self, num_tokens: int, num_spare_blocks: int = 0) -> bool:
+    @property
+    def snapshot_groups(self) -> dict[str, CacheGroup]:
+        """Where states at block boundaries are kept; empty where none are."""
+        return {} if self.prefix is None else self.prefix.snapshots.groups
+
+    def can_allocate(
+        self, num_tokens: int, num_spare_blocks: int = 0, hit: PrefixHit = NO_HIT
+    ) -> bool:
         """Whether a new request of so many positions finds a row and blocks in every group.
 
         Args:
             num_tokens: positions.
             num_spare_blocks: blocks that must be left in every group.
+            hit: what it begins with.
         """
-        blocks = -(-num_tokens // self.block_size) + num_spare_blocks
+        blocks = -(-num_tokens // self.block_size)
         return bool(self._free_rows) and all(
-            table.pool.num_free >= blocks for table in self.block_tables.values()
+            table.pool.num_free >= self._num_taken(name, blocks, hit) + num_spare_blocks
+            for name, table in self.block_tables.items()
         )
+
+    def _num_taken(self, name: str, num_blocks: int, hit: PrefixHit) -> int:
+        if self.prefix is None:
+            return num_blocks
+        return self.prefix.num_blocks_taken(hit, name, num_blocks)
 
     def can_extend(self, row: int, num_tokens: int) -> bool:
         """Whether a request finds the blocks in every group to cover so many positions."""
@@ -105,35 +134,45 @@ class CacheManager:
         blocks = -(-num_tokens // self.block_size)
         return all(table.pool.num_blocks - 1 >= blocks for table in self.block_tables.values())
 
-    def allocate(self, num_tokens: int) -> int:
-        """Gives a new request a row, a cleared state in each group, and blocks for `num_tokens`.
+    def allocate(self, num_tokens: int, hit: PrefixHit = NO_HIT) -> int:
+        """Gives a new request a row, a state in each group, and blocks for `num_tokens`.
 
         What fails takes nothing.
+
+        Args:
+            num_tokens: positions, those of the hit among them.
+            hit: what it begins with; otherwise its states are clear.
 
         Returns:
             The row.
         """
-        assert self.can_allocate(num_tokens), f"no room for {num_tokens} tokens"
-        row = self._free_rows[-1]
-        assert self.can_extend(row, num_tokens), f"{num_tokens} tokens are more than a row can have"
-        self._free_rows.pop()
+        assert self.can_allocate(num_tokens, hit=hit), f"no room for {num_tokens} tokens"
+        assert all(num_tokens <= table.max_num_tokens for table in self.block_tables.values()), (
+            f"{num_tokens} tokens are more than a row can have"
+        )
+        row = self._free_rows.pop()
         self._is_held[row] = True
-        for table in self.block_tables.values():
-            table.extend(row, num_tokens)
+        if self.prefix is not None:
+            self.prefix.adopt(row, hit)
+        self.extend(row, num_tokens)
         for name, pool in self.state_pools.items():
             slot = pool.allocate(row)
             self.groups[name].clear(torch.tensor([slot], device=self.device))
         self._num_kept[row] = 0
         for pooled in self._num_pooled.values():
             pooled[row] = 0
+        if self.prefix is not None and hit.num_tokens:
+            self.prefix.fill(row, hit)
+            for name, pooled in self._num_pooled.items():
+                pooled[row] = self.prefix.num_pooled(name, row)
         return row
 
     def extend(self, row: int, num_tokens: int) -> None:
         """Lets a request cover so many positions; what fails takes nothing in any group."""
         assert self._is_held[row], f"row {row} is nobody's"
         assert self.can_extend(row, num_tokens), f"no room for {num_tokens} tokens"
-        for table in self.block_tables.values():
-            table.extend(row, num_tokens)
+        for name, table in self.block_tables.items():
+            self._clear(name, table.extend(row, num_tokens))
 
     def commit(self, spans: Sequence[RowSpan], num_accepted_tokens: Sequence[int]) -> None:
         """Keeps the accepted drafts of a pass and drops the rest, in every kind of state.
@@ -154,14 +193,25 @@ class CacheManager:
         must be finite for that: 0 * NaN is NaN.
         """
         assert self._is_held[row], f"row {row} is nobody's"
-        offsets = torch.arange(self.block_size, device=self.device)
+        if self.prefix is not None:
+            for name, pooled in self._num_pooled.items():
+                self.prefix.note_pooled(name, row, int(pooled[row]))
+            self.prefix.release(row)
         for name, table in self.block_tables.items():
-            released = torch.tensor(table.free(row), dtype=torch.int64, device=self.device)
-            self.groups[name].clear((released[:, None] * self.block_size + offsets).flatten())
+            self._clear(name, table.free(row))
         for pool in self.state_pools.values():
             pool.free(row)
         self._is_held[row] = False
         self._free_rows.append(row)
+
+    def _clear(self, name: str, blocks: Sequence[int]) -> None:
+        if not blocks:
+            return
+        first = torch.tensor(blocks, device=self.device)[:, None] * self.block_size
+        offsets = torch.arange(self.block_size, device=self.device)
+        self.groups[name].clear((first + offsets).flatten())
+        if self.prefix is not None:
+            self.prefix.note_cleared(name, blocks)
 
     def num_kept_rows(self, row: int) -> int:
         """Pending rows of a request's last window that were accepted."""
@@ -172,8 +222,9 @@ class CacheManager:
         self._num_kept[row] = 0
 
     def num_bytes(self) -> int:
-        """Bytes of all groups."""
-        return sum(group.num_bytes for group in self.groups.values())
+        """Bytes of all groups, and of what is kept of requests that have ended."""
+        kept = 0 if self.prefix is None else self.prefix.snapshots.num_bytes
+        return kept + sum(group.num_bytes for group in self.groups.values())
 
     def check_integrity(self) -> None:
         """No block, slot or row is leaked or held twice, and a free row holds nothing."""
@@ -187,6 +238,8 @@ class CacheManager:
             table.check_integrity()
         for pool in self.state_pools.values():
             pool.check_integrity()
+        if self.prefix is not None:
+            self.prefix.check_integrity()
 
     def plan(
         self,
@@ -195,6 +248,7 @@ class CacheManager:
         contexts: Sequence[Sequence[int]],
         *,
         reads_index: bool = True,
+        snapshots: Sequence[SnapshotRow] = (),
     ) -> tuple[Tensor, dict[str, Tensor], tuple[Window, ...]]:
         """Lays out the rows of a pass: positions, slots to write, windows.
 
@@ -206,6 +260,7 @@ class CacheManager:
             contexts: per span, the token ids before its first row (empty where no layer of the
                 pass reads n-grams).
             reads_index: False where the pass follows an index selection made before.
+            snapshots: block boundaries that the pass comes to.
 
         Returns:
             positions [T], slot_mapping (paged group name -> [T]) and the windows.
@@ -231,6 +286,7 @@ class CacheManager:
                     (positions, slot_mapping),
                     reads_index=reads_index,
                     is_whole=len(members) == len(spans),
+                    snapshots=window_snapshots(members, spans, snapshots, self.device),
                 )
             )
         device_slots = {name: self._tensor(slots) for name, slots in slot_mapping.items()}
@@ -253,6 +309,7 @@ class CacheManager:
         *,
         reads_index: bool,
         is_whole: bool,
+        snapshots: WindowSnapshots | None,
     ) -> Window:
         rows, starts, counts, drafts = np.array(
             [(s.row, s.start, s.num_rows, s.num_drafts) for s in spans], dtype=np.int64
@@ -297,6 +354,7 @@ class CacheManager:
             max_seq_len=num_keys,
             is_contiguous=is_whole and bool(is_row.all()),
             has_pending=bool(kept.any()),
+            snapshots=snapshots,
         )
 
     def _paged_view(

@@ -59,6 +59,8 @@ class GroupSpec:
         tensors: what a layer has.
         ratio: positions of an index block, for a group that pools keys; 0 otherwise.
         dense_limit: visible positions up to which pooled keys are not read.
+        reads_next_token: a row is made of the token after it too, so that the last row of a block
+            depends on more than the tokens up to the block's end.
     """
 
     name: str
@@ -67,6 +69,7 @@ class GroupSpec:
     tensors: tuple[TensorSpec, ...]
     ratio: int = 0
     dense_limit: int = 0
+    reads_next_token: bool = False
 
     def num_bytes(self, num_slots: int, dtype: torch.dtype) -> int:
         """Bytes of so many tokens (paged) or requests (state), over all layers."""
@@ -114,6 +117,12 @@ class CacheGroup:
         """Zeroes slots [n] int64 of every layer: the state before the first token."""
         for spec in self.spec.tensors:
             self.tensors[spec.name][:, slots[:: spec.tokens_per_slot] // spec.tokens_per_slot] = 0
+
+    def copy(self, source: Tensor, target: Tensor) -> None:
+        """Copies slots [n] int64 of every layer to others; whole blocks, in order."""
+        for spec in self.spec.tensors:
+            tensor, step = self.tensors[spec.name], spec.tokens_per_slot
+            tensor[:, target[::step] // step] = tensor[:, source[::step] // step]
 
     @property
     def num_bytes(self) -> int:

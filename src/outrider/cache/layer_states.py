@@ -42,6 +42,8 @@ class DeltaNetState:
         values: [slots, P, h, dv].
         log_decay: [slots, P, h].
         beta: [slots, P, h].
+        kept_recurrent: [snapshots, h, dk, dv], states at block boundaries, or None.
+        kept_conv: [snapshots, taps - 1, channels], or None.
     """
 
     group: str
@@ -51,6 +53,8 @@ class DeltaNetState:
     values: Tensor
     log_decay: Tensor
     beta: Tensor
+    kept_recurrent: Tensor | None = None
+    kept_conv: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,12 @@ class NgramState:
     Attributes:
         group: name of the cache group whose state slots address the tensor.
         conv: [slots, (taps - 1) * dilation + P, W], normalised gated values.
+        kept_conv: [snapshots, (taps - 1) * dilation, W], windows at block boundaries, or None.
     """
 
     group: str
     conv: Tensor
+    kept_conv: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from outrider.config.checks import check_choice, check_int
+from outrider.config.checks import check_bool, check_choice, check_int
 from outrider.config.parsing import parse_size, read_object, take_known
 from outrider.config.speculative import (
     CompilationConfig,
@@ -35,7 +35,6 @@ _FIXED_OPTIONS: dict[str, tuple[object, ...]] = {
     "enable_chunked_prefill": (True,),
     "enable_expert_parallel": (False,),
     "enable_lora": (False,),
-    "enable_prefix_caching": (False,),
     "enforce_eager": (True,),
     "kv_cache_dtype": ("auto",),
     "load_format": ("auto", "safetensors"),
@@ -53,6 +52,8 @@ _FIXED_SPECULATIVE_OPTIONS: dict[str, tuple[object, ...]] = {
     "model": (None,),
     "quantization": (None,),
 }
+# In bytes, or as a text such as 4GiB.
+_SIZES = ("kv_cache_memory", "prefix_cache_memory")
 _ALIASES = {"kv_cache_memory_bytes": "kv_cache_memory"}
 # vLLM's options that have no counterpart, with what to write.
 _REFUSED_OPTIONS = {
@@ -89,6 +90,10 @@ class EngineConfig:
         block_size: tokens of one block of the paged caches.
         kv_cache_memory: bytes for the paged caches; None is what max_num_seqs requests of
             max_model_len tokens can need. Where less is there, requests wait or give way.
+        enable_prefix_caching: keep what requests have run, for others that begin with the same
+            tokens.
+        prefix_cache_memory: bytes for the recurrent states that are kept at block boundaries; None
+            is one for each block, in a tenth of the memory at hand at most.
         max_logprobs: the most `logprobs` a request may ask for; -1 is the whole vocabulary.
         logprobs_mode: "raw_logprobs" reports the model's own probabilities, "processed_logprobs"
             those that the token was drawn from.
@@ -107,6 +112,8 @@ class EngineConfig:
     long_prefill_token_threshold: int = 0
     block_size: int = 16
     kv_cache_memory: int | None = None
+    enable_prefix_caching: bool = True
+    prefix_cache_memory: int | None = None
     max_logprobs: int = 20
     logprobs_mode: LogprobsMode = "raw_logprobs"
     speculative: SpeculativeConfig | None = None
@@ -121,7 +128,10 @@ class EngineConfig:
         _check_device(self.device)
         if self.seed is not None:
             check_int("seed", self.seed, MIN_SEED, MAX_SEED)
-        for name in ("max_model_len", "kv_cache_memory"):
+        check_bool("enable_prefix_caching", self.enable_prefix_caching)
+        if self.prefix_cache_memory is not None and not self.enable_prefix_caching:
+            raise ConfigError("prefix_cache_memory needs enable_prefix_caching true")
+        for name in ("max_model_len", *_SIZES):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1)
         for name in ("max_num_seqs", "max_num_batched_tokens", "block_size"):
@@ -161,8 +171,9 @@ class EngineConfig:
         take_known("", values, names, _FIXED_OPTIONS, also=(*NESTED_OPTIONS.values(), *_ALIASES))
         if isinstance(values.get("model"), PathLike):
             values["model"] = fspath(values["model"])
-        if isinstance(values.get("kv_cache_memory"), str):
-            values["kv_cache_memory"] = parse_size("kv_cache_memory", values["kv_cache_memory"])
+        for name in _SIZES:
+            if isinstance(values.get(name), str):
+                values[name] = parse_size(name, values[name])
         if nested["rejection_sampler"] is not None:
             nested["rejection_sampler"] = _rejection_sampler_options(nested["rejection_sampler"])
         for name, given in nested.items():

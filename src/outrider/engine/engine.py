@@ -141,7 +141,9 @@ class LLMEngine(EngineCore):
             ModelRunner(
                 model,
                 cache_manager,
-                target_layer_states(model.config, cache_manager.groups),
+                target_layer_states(
+                    model.config, cache_manager.groups, cache_manager.snapshot_groups
+                ),
                 defaults.known_ids,
             ),
             RejectionSampler(defaults),
@@ -209,6 +211,7 @@ class LLMEngine(EngineCore):
         prompt_token_ids: Sequence[int],
         params: SamplingParams,
         choice_index: int = 0,
+        cache_salt: str | None = None,
     ) -> None:
         """Queues a request.
 
@@ -217,6 +220,7 @@ class LLMEngine(EngineCore):
             prompt_token_ids: at least one, in the range of the tokenizer.
             params: what is asked for.
             choice_index: among the choices of one user request with one seed.
+            cache_salt: only requests with the same one share what they have run.
 
         Raises:
             RequestError: it can never run.
@@ -226,6 +230,7 @@ class LLMEngine(EngineCore):
         self.check_request(prompt_token_ids, params)
         seed = self._seed(params)
         request = self._make_request(request_id, prompt_token_ids, params, seed, choice_index)
+        request.cache_salt = cache_salt
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = []
         self.scheduler.add(request)
@@ -258,6 +263,11 @@ class LLMEngine(EngineCore):
         except BaseException:
             self.scheduler.cancel_step()
             raise
+
+    def reset_prefix_cache(self) -> None:
+        """Forgets what requests have left to others; those that run go on as they are."""
+        if self.cache_manager.prefix is not None:
+            self.cache_manager.prefix.forget_all()
 
     def margins(
         self, token_ids: Sequence[int], num_prompt_tokens: int, params: SamplingParams
@@ -312,8 +322,7 @@ class LLMEngine(EngineCore):
 
     def _check_params(self, params: SamplingParams) -> None:
         """What only an engine can tell of parameters."""
-        wanted = params.num_speculative_tokens
-        most = self.config.num_speculative_tokens
+        wanted, most = params.num_speculative_tokens, self.config.num_speculative_tokens
         if wanted is not None and wanted > most:
             raise RequestError(f"num_speculative_tokens {wanted} is more than the engine's {most}")
         limit = self.config.max_logprobs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -76,10 +77,11 @@ class ModelRunner:
             for request, span in zip(batch.requests, batch.spans, strict=True)
         ]
         positions, slot_mapping, windows = self._cache_manager.plan(
-            batch.spans, self._group_names, contexts
+            batch.spans, self._group_names, contexts, snapshots=batch.snapshots
         )
         rows = ForwardBatch(self._token_ids(batch), positions, slot_mapping, windows)
         hidden_states = self._model.model(rows, self._states, probe)
+        self._keep_last_streams(batch, hidden_states)
         self._prompt_logprobs.record(batch, hidden_states)
         sampled = self._sampled_rows(batch)
         sampled_states = hidden_states if sampled is None else hidden_states[sampled]
@@ -132,6 +134,21 @@ class ModelRunner:
             # A slot without a draft still runs on some id; its row is rejected like any other.
             ids[torch.tensor(draft_rows, device=device)] = drafts.clamp(min=0)
         return ids
+
+    def _keep_last_streams(self, batch: ScheduledBatch, hidden_states: Tensor) -> None:
+        """Keeps the streams of the row before each boundary, [T, W] being those of all rows.
+
+        From a row among the drafts too: whether the boundary is come to is known later.
+        """
+        prefix = self._cache_manager.prefix
+        if prefix is None or not batch.snapshots:
+            return
+        ends = [0, *accumulate(span.num_rows for span in batch.spans)]
+        rows = [ends[one.index] + one.num_rows - 1 for one in batch.snapshots]
+        prefix.snapshots.keep_streams(
+            [one.slot for one in batch.snapshots],
+            hidden_states[torch.tensor(rows, device=hidden_states.device)],
+        )
 
     def _sampled_rows(self, batch: ScheduledBatch) -> Tensor | None:
         """Rows that need logits: the last certain row and the drafts; None if that is all rows."""

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from outrider.batch import DraftTokens, RowSpan, SampledTokens, ScheduledBatch
+from outrider.cache.prefix_cache import NO_HIT
+from outrider.engine.prefix_sharing import PrefixSharing
 from outrider.outputs import StepOutput
 from outrider.spec_decode.draft_length import most_drafts
 from outrider.spec_decode.metrics import SpecDecodeMetrics
@@ -60,6 +62,9 @@ class Scheduler:
         self._drafts: DraftTokens | None = None
         self._is_in_step = False
         self.metrics = SpecDecodeMetrics(num_speculative_tokens)
+        self.prefix: PrefixSharing | None = None
+        if cache_manager.prefix is not None:
+            self.prefix = PrefixSharing(cache_manager, num_speculative_tokens)
         self.num_preemptions = 0
 
     @property
@@ -121,7 +126,8 @@ class Scheduler:
         ]
         drafts = self._select_drafts(requests, spans)
         self._drafts = None
-        return ScheduledBatch(requests, spans, is_sampling, drafts)
+        batch = ScheduledBatch(requests, spans, is_sampling, drafts)
+        return batch if self.prefix is None else self.prefix.start(batch)
 
     def update(
         self, batch: ScheduledBatch, result: SampledTokens, drafts: DraftTokens | None
@@ -132,12 +138,14 @@ class Scheduler:
             One output for each request that emitted something or ended.
         """
         outputs = []
+        # Of those that were aborted meanwhile nothing is taken up.
+        is_left = [self._is_unfinished(request) for request in batch.requests]
         for request in self._running:
             request.num_drafts = 0
         for i, request in enumerate(batch.requests):
             span = batch.spans[i]
             request.num_computed_tokens += span.num_certain_rows + result.num_accepted_tokens[i]
-            if not batch.is_sampling[i] or not self._is_unfinished(request):
+            if not batch.is_sampling[i] or not is_left[i]:
                 continue
             output = _emit(request, result, i)
             outputs.append(output)
@@ -148,6 +156,8 @@ class Scheduler:
                 # No row may run past what the request may come to hold.
                 room = request.max_output_tokens - request.num_output_tokens
                 request.draft_index, request.num_drafts = i, min(drafts.num_drafts[i], room)
+        if self.prefix is not None:
+            self.prefix.finish(result, is_left)
         self._drop_ended()
         if any(request.num_drafts for request in self._running):
             self._drafts = drafts
@@ -160,6 +170,8 @@ class Scheduler:
         What it has written is not to be relied on: those that run have to run again.
         """
         self._is_in_step = False
+        if self.prefix is not None:
+            self.prefix.cancel()
         self._drop_ended()
         while self._running:
             self._preempt_last()
@@ -240,9 +252,15 @@ class Scheduler:
             num_tokens = self._num_reserved(request, len(request.token_ids) + window)
             if num_growing is None:
                 num_growing = sum(map(self._is_growing, self._running))
-            if not manager.can_allocate(num_tokens, num_growing):
+            hit = NO_HIT if self.prefix is None else self.prefix.find(request)
+            if not manager.can_allocate(num_tokens, num_growing, hit):
+                # What is copied is held meanwhile, and so a hit may need a block more.
+                hit = NO_HIT
+            if not manager.can_allocate(num_tokens, num_growing, hit):
                 break
-            request.row = manager.allocate(num_tokens)
+            request.row = manager.allocate(num_tokens, hit)
+            if self.prefix is not None:
+                self.prefix.admit(request, hit)
             self._running.append(self._waiting.popleft())
             num_growing += self._is_growing(request)
             span = rows.take(request, self._max_num_prompt_rows)
@@ -327,4 +345,5 @@ def _emit(request: Request, result: SampledTokens, i: int) -> StepOutput:
         stop_reason=run.stop_reason,
         logprobs=None if logprobs is None else list(logprobs[:num_new]),
         prompt_logprobs=None if prompt_logprobs is None else [None, *prompt_logprobs],
+        num_cached_tokens=request.num_cached_tokens,
     )

@@ -61,7 +61,7 @@ class AsyncLLM(FrontEnd):
         close the iterator aborts the request.
 
         Args:
-            prompt: a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+            prompt: as for `LLM.generate`, one.
             sampling_params: None is `get_default_sampling_params()`.
             request_id: unique among the requests that are not finished.
 

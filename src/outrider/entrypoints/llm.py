@@ -51,7 +51,8 @@ class LLM(FrontEnd):
 
         Args:
             prompts: one or several. Each is a text, a list of token ids, `{"prompt": text}` or
-                `{"prompt_token_ids": ids}`.
+                `{"prompt_token_ids": ids}`, the last two with a `cache_salt` if wanted: only
+                prompts with the same salt share what was run of them.
             sampling_params: for all prompts, or one for each; None is
                 `get_default_sampling_params()`.
             use_tqdm: show a progress bar on stderr.
@@ -108,6 +109,10 @@ class LLM(FrontEnd):
             ),
         )
         return self._run(encoded, sampling_params, use_tqdm)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget what was run of earlier prompts; the next ones run as in a new engine."""
+        self.llm_engine.reset_prefix_cache()
 
     def with_num_speculative_tokens(self, k: int) -> LLM:
         """The same weights with another number of drafts, and with caches of their own.

@@ -54,6 +54,7 @@ class _UserRequest:
     metrics: RequestMetrics
     num_unfinished: int
     prompt_logprobs: list[LogprobsOfPosition | None] | None = None
+    num_cached_tokens: int | None = None
 
 
 class OutputProcessor:
@@ -116,7 +117,11 @@ class OutputProcessor:
             for index, choice in enumerate(choices):
                 self._choices[choice.engine_request_id] = choice
                 self._engine.add_request(
-                    choice.engine_request_id, prompt.token_ids, _params_of(params, index), index
+                    choice.engine_request_id,
+                    prompt.token_ids,
+                    _params_of(params, index),
+                    index,
+                    prompt.cache_salt,
                 )
         except BaseException:
             self.abort_request(request_id)
@@ -162,6 +167,8 @@ class OutputProcessor:
             if step_output.prompt_logprobs is not None:
                 found = [self._of_prompt(one) for one in step_output.prompt_logprobs]
                 prompt_logprobs[request.request_id] = request.prompt_logprobs = found
+            if choice.output.index == 0:
+                request.num_cached_tokens = step_output.num_cached_tokens
             self._count(request.metrics, step_output, now)
             delta = self._extend(choice.output, step_output)
             deltas.setdefault(request.request_id, []).append(delta)
@@ -207,6 +214,7 @@ class OutputProcessor:
             finished=is_finished,
             prompt_logprobs=prompt_logprobs,
             metrics=self._copy_metrics(request.metrics),
+            num_cached_tokens=request.num_cached_tokens,
         )
 
     def _extend(self, output: CompletionOutput, step_output: StepOutput) -> CompletionOutput:

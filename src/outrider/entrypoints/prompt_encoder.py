@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     Prompt = str | Sequence[int] | Mapping[str, Any]
 
-_PROMPT_KEYS = ("prompt", "prompt_token_ids")
+_PROMPT_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,20 @@ class EncodedPrompt:
         token_ids: what is run.
         text: what they were encoded from, or None where ids were given.
         name: how an error names it, such as "prompts[3]"; empty for a prompt that stands alone.
+        cache_salt: only prompts with the same one share what was run of them.
     """
 
     token_ids: list[int]
     text: str | None = None
     name: str = ""
+    cache_salt: str | None = None
 
 
 class PromptEncoder:
     """Encodes prompts with the tokenizer of a checkpoint.
 
-    A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`.
+    A prompt is a text, a list of token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`; the
+    last two may have a `cache_salt`, a text.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -59,12 +62,13 @@ class PromptEncoder:
         """
         try:
             text, token_ids = _text_and_ids(prompt)
+            salt = _cache_salt(prompt)
             if token_ids is None:
                 assert text is not None, "a prompt has a text or token ids"
                 token_ids = self._tokenizer.encode(text)
         except RequestError as error:
             raise RequestError(f"{name}: {error}" if name else str(error)) from None
-        return EncodedPrompt(token_ids, text, name)
+        return EncodedPrompt(token_ids, text, name, salt)
 
 
 def _is_one(prompts: object) -> bool:
@@ -99,6 +103,13 @@ def _text_and_ids(prompt: object) -> tuple[str | None, list[int] | None]:
     if text is not None and not isinstance(text, str):
         raise RequestError(f"prompt must be a text, got {shown(text)}")
     return text, None if token_ids is None else _token_ids("prompt_token_ids", token_ids)
+
+
+def _cache_salt(prompt: object) -> str | None:
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if salt is not None and (not isinstance(salt, str) or not salt):
+        raise RequestError(f"cache_salt must be a text, and not an empty one, got {shown(salt)}")
+    return salt
 
 
 def _token_ids(name: str, value: object) -> list[int]:

@@ -28,7 +28,7 @@ from outrider.batch import (
 from outrider.errors import ConfigError
 from outrider.models.qwen4_exp.cache_specs import MTP_GROUPS
 from outrider.models.qwen4_exp.sparse_attention import IndexShare
-from outrider.spec_decode.draft_length import draft_length
+from outrider.spec_decode.draft_length import draft_length, most_drafts
 from outrider.spec_decode.draft_sampler import DraftSampler
 
 if TYPE_CHECKING:
@@ -93,6 +93,9 @@ class MTPProposer:
         """Drafts for every request of the batch that has room for drafts."""
         lengths = self._draft_lengths(batch, result)
         members = [i for i, length in enumerate(lengths) if length]
+        left = self._left_to_others(batch, result, lengths)
+        if left:
+            self._catch_up(batch, hidden_states, result, left, None)
         if not members:
             return None
         share = IndexShare() if self._shares_index else None
@@ -124,6 +127,23 @@ class MTPProposer:
             lengths.append(0 if has_ended else length)
         return lengths
 
+    def _left_to_others(
+        self, batch: ScheduledBatch, result: SampledTokens, lengths: Sequence[int]
+    ) -> list[int]:
+        """Requests that draft no more, whose rows the head runs for those that come after them.
+
+        In a pass of its own, so that what the others are drafted does not depend on them.
+        """
+        if self._cache_manager.prefix is None:
+            return []
+        return [
+            i
+            for i, request in enumerate(batch.requests)
+            if not lengths[i]
+            and not result.is_broken[i]
+            and most_drafts(request, self._num_speculative_tokens)
+        ]
+
     def _catch_up(
         self,
         batch: ScheduledBatch,
@@ -132,25 +152,36 @@ class MTPProposer:
         members: Sequence[int],
         share: IndexShare | None,
     ) -> Tensor:
-        """Draft step 0: runs the kept rows; returns the streams of each member's last, [b, W]."""
+        """Draft step 0: runs the kept rows; returns the streams of each member's last, [b, W].
+
+        A request that began behind a prefix of others has one row more before its first: the
+        head's row at the end of the prefix, which takes the request's own token after it.
+        """
         spans: list[RowSpan] = []
         rows: list[int] = []
         next_ids: list[int] = []
+        prefixes: list[Tensor] = []
         offset, offsets = 0, []
         for span in batch.spans:
             offsets.append(offset)
             offset += span.num_rows
         for i in members:
             span, request = batch.spans[i], batch.requests[i]
-            num_kept = span.num_certain_rows + result.num_accepted_tokens[i]
-            known = request.token_ids[span.start + 1 : span.start + 1 + num_kept]
+            start, num_kept = span.start, span.num_certain_rows + result.num_accepted_tokens[i]
+            kept = range(offsets[i], offsets[i] + num_kept)
+            if (last_streams := self._last_streams(span.row)) is not None:
+                rows.append(offset + len(prefixes))
+                prefixes.append(last_streams[None])
+                start, num_kept = start - 1, num_kept + 1
+            rows += kept
+            known = request.token_ids[start + 1 : start + 1 + num_kept]
             next_ids += known
             next_ids += result.output_token_ids[i][: num_kept - len(known)]
-            rows += range(offsets[i], offsets[i] + num_kept)
-            spans.append(RowSpan(span.row, span.start, num_kept, 0))
+            spans.append(RowSpan(span.row, start, num_kept, 0))
         assert len(next_ids) == len(rows), "every kept row has a token after it"
         device = hidden_states.device
-        if len(rows) != hidden_states.shape[0]:
+        hidden_states = torch.cat([hidden_states, *prefixes]) if prefixes else hidden_states
+        if len(rows) != hidden_states.shape[0] or prefixes:
             hidden_states = hidden_states[torch.tensor(rows, device=device)]
         streams = self._forward(
             hidden_states,
@@ -163,6 +194,11 @@ class MTPProposer:
             share.freeze()
         counts = torch.tensor([span.num_rows for span in spans], device=device)
         return streams[counts.cumsum(0) - 1]
+
+    def _last_streams(self, row: int) -> Tensor | None:
+        """[W], the target's streams before a request's first row, where others have run them."""
+        prefix = self._cache_manager.prefix
+        return None if prefix is None else prefix.take_last_streams(row)
 
     def _draft(
         self,

@@ -142,6 +142,8 @@ def acceptance(
     from outrider.entrypoints.llm import LLM
 
     engine_options.setdefault("max_num_seqs", OFFLINE_MAX_NUM_SEQS)
+    # Every row of the table runs all of its prompts, whatever came before it.
+    engine_options.setdefault("enable_prefix_caching", False)
     llm = LLM(speculative_config=drafting.speculative, **engine_options)
     sweep = AcceptanceSweep(
         llm,

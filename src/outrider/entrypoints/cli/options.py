@@ -65,6 +65,7 @@ _FLAG_NAMES = {
 # Given as text and parsed by the class, with what the help shows for the text.
 _TEXT_FIELDS = {
     "kv_cache_memory": "SIZE",
+    "prefix_cache_memory": "SIZE",
     "max_body_size": "SIZE",
     "logit_bias": "JSON",
     "temperatures": "LIST",

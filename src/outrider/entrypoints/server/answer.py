@@ -65,6 +65,8 @@ class Sums:
         num_prompt_tokens: of all prompts, each once.
         shows_output: whether what was emitted is shown, and so counted.
         num_completion_tokens: of all choices.
+        num_cached_tokens: of each prompt, those that did not have to run; none where the engine
+            keeps nothing to share.
         drafting: of each prompt, the last figures.
         finish_reasons: of the choices that have ended.
     """
@@ -72,6 +74,7 @@ class Sums:
     num_prompt_tokens: int
     shows_output: bool = True
     num_completion_tokens: int = 0
+    num_cached_tokens: dict[int, int] = field(default_factory=dict)
     drafting: dict[int, SpecDecodeMetrics] = field(default_factory=dict)
     finish_reasons: list[str] = field(default_factory=list)
 
@@ -80,16 +83,22 @@ class Sums:
         if self.shows_output:
             self.num_completion_tokens += sum(len(one.token_ids) for one in output.outputs)
         self.finish_reasons += [one.finish_reason for one in output.outputs if one.finish_reason]
+        if output.num_cached_tokens is not None:
+            self.num_cached_tokens[prompt_index] = output.num_cached_tokens
         if output.metrics is not None:
             self.drafting[prompt_index] = output.metrics.spec_decode
 
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """The object `usage`."""
-        return {
+        usage: dict[str, Any] = {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
             "total_tokens": self.num_prompt_tokens + self.num_completion_tokens,
         }
+        if self.num_cached_tokens:
+            cached = sum(self.num_cached_tokens.values())
+            usage["prompt_tokens_details"] = {"cached_tokens": cached}
+        return usage
 
     def log_fields(self, num_completions: int) -> dict[str, Any]:
         """What the log says of the request.

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -201,9 +201,10 @@ class Api:
         """Runs a request and answers in the way that it asks for."""
         answer_id = f"{prefix}-{request.state.request_id}"
         sums = Sums(sum(len(prompt.token_ids) for prompt in prompts), body.max_tokens != 0)
+        salted = [replace(prompt, cache_salt=body.cache_salt) for prompt in prompts]
         answer = Answer(writer, body, answer_id, body.model or self._names[0], sums)
         generation = self.serving.open(
-            prompts, params, f"{answer_id}-{next(self._numbers)}", _explain(body)
+            salted, params, f"{answer_id}-{next(self._numbers)}", _explain(body)
         )
 
         async def close() -> None:

@@ -25,6 +25,8 @@ class EngineStats:
         num_waiting: completions that wait for one.
         num_preemptions: times that a running one lost its place.
         kv_cache_usage: share of the paged caches in use, of the fullest group, 0 to 1.
+        num_prefix_queried_tokens: tokens that completions began with.
+        num_prefix_hit_tokens: those of them that did not have to run.
     """
 
     spec_decode: SpecDecodeMetrics
@@ -32,6 +34,8 @@ class EngineStats:
     num_waiting: int
     num_preemptions: int
     kv_cache_usage: float
+    num_prefix_queried_tokens: int = 0
+    num_prefix_hit_tokens: int = 0
 
 
 class EngineClient(Protocol):
@@ -92,7 +96,8 @@ class AsyncLLMClient:
         self, prompt: EncodedPrompt, params: SamplingParams, request_id: str
     ) -> AsyncGenerator[RequestOutput, None]:
         """The outputs of a prompt."""
-        outputs = self._llm.generate({"prompt_token_ids": prompt.token_ids}, params, request_id)
+        given = {"prompt_token_ids": prompt.token_ids, "cache_salt": prompt.cache_salt}
+        outputs = self._llm.generate(given, params, request_id)
         # Declared as an iterator, made as a generator.
         return cast("AsyncGenerator[RequestOutput, None]", outputs)
 
@@ -106,10 +111,13 @@ class AsyncLLMClient:
         pools = [table.pool for table in engine.cache_manager.block_tables.values()]
         # One block of a pool is the null block, which nobody gets.
         usage = max((1 - pool.num_free / max(pool.num_blocks - 1, 1) for pool in pools), default=0)
+        prefix = engine.scheduler.prefix
         return EngineStats(
             spec_decode=engine.metrics,
             num_running=engine.scheduler.num_running,
             num_waiting=engine.scheduler.num_waiting,
             num_preemptions=engine.scheduler.num_preemptions,
             kv_cache_usage=usage,
+            num_prefix_queried_tokens=0 if prefix is None else prefix.num_queried_tokens,
+            num_prefix_hit_tokens=0 if prefix is None else prefix.num_hit_tokens,
         )

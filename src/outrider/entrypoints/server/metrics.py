@@ -156,6 +156,16 @@ class _EngineCollector(Collector):
         for name, text, value in (
             ("num_preemptions", "Times that a request lost its caches.", stats.num_preemptions),
             (
+                "prefix_cache_queries",
+                "Tokens that were looked for in the prefix cache.",
+                stats.num_prefix_queried_tokens,
+            ),
+            (
+                "prefix_cache_hits",
+                "Tokens that were found in the prefix cache.",
+                stats.num_prefix_hit_tokens,
+            ),
+            (
                 "spec_decode_num_drafts",
                 "Windows with one valid draft or more.",
                 drafting.num_drafts,

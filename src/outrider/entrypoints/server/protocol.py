@@ -133,7 +133,6 @@ class GenerationBody(RequestBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
         "add_special_tokens": (True,),
         "allowed_token_ids": (),
-        "cache_salt": (),
         "early_stopping": (False,),
         "guided_choice": (),
         "guided_grammar": (),
@@ -176,6 +175,7 @@ class GenerationBody(RequestBody):
     prompt_logprobs: NotNegative | None = None
     num_speculative_tokens: NotNegative | None = None
     rejection_sample_method: Literal["standard", "block", "coupled"] | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_LENGTH)] | None = None
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

@@ -9,8 +9,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outrider.layers.norm import L2_EPS, RMSNorm, l2_normalise
-from outrider.ops.causal_conv import causal_conv, causal_conv_silu, roll_window
+from outrider.ops.causal_conv import (
+    causal_conv,
+    causal_conv_silu,
+    roll_window,
+    windows_after,
+)
 from outrider.ops.gated_delta_rule import (
+    StateProbe,
     chunk_gated_delta_rule,
     recurrent_gated_delta_rule,
     sequence_gated_delta_rule,
@@ -117,6 +123,7 @@ class GatedDeltaNet(nn.Module):
             mixed, recurrent = recurrent_gated_delta_rule(q, k, v, decay, beta, recurrent)
             state.recurrent[slots] = recurrent
             return mixed
+        probe = _start_snapshots(window, columns, state, num_pending)
         length = q.shape[1]
         is_certain = _prefix(window.num_certain_rows, length)
         is_used = window.is_row
@@ -141,8 +148,11 @@ class GatedDeltaNet(nn.Module):
             beta,
             recurrent,
             is_folded if has_drafts else None,
+            probe,
         )
         state.recurrent[slots] = recurrent
+        if probe is not None and window.snapshots is not None and state.kept_recurrent is not None:
+            state.kept_recurrent[window.snapshots.slots] = torch.stack(probe.states)
         if has_drafts:
             _store_pending(window, new, slots, state)
         return mixed
@@ -181,6 +191,19 @@ def _prefix(counts: Tensor, length: int) -> Tensor:
 def _select(is_used: Tensor, x: Tensor) -> Tensor:
     """Zero where not used: a select, since unused rows may hold NaN."""
     return torch.where(is_used.view(*is_used.shape, *[1] * (x.dim() - 2)), x, 0.0)
+
+
+def _start_snapshots(
+    window: Window, columns: Tensor, state: DeltaNetState, num_pending: int
+) -> StateProbe | None:
+    """Keeps the convolution windows at block boundaries; returns what collects the states there."""
+    wanted = window.snapshots
+    if wanted is None or state.kept_conv is None:
+        return None
+    state.kept_conv[wanted.slots] = windows_after(
+        columns, wanted.requests, wanted.num_rows, state.kept_conv.shape[1]
+    )
+    return StateProbe([(request, num_pending + rows) for request, rows in wanted.stops])
 
 
 def _store_pending(

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from outrider.layers.norm import RMSNorm
 from outrider.models.qwen4_exp.gated_delta_net import Conv1dWeight
-from outrider.ops.causal_conv import causal_conv, causal_conv_silu, roll_window
+from outrider.ops.causal_conv import causal_conv, causal_conv_silu, roll_window, windows_after
 from outrider.ops.ngram_hash import ngram_rows
 
 if TYPE_CHECKING:
@@ -100,6 +100,10 @@ class NgramEmbedding(nn.Module):
                 self.history,
             )
             state.conv[slots] = stored
+            if (wanted := window.snapshots) is not None and state.kept_conv is not None:
+                state.kept_conv[wanted.slots] = windows_after(
+                    columns, wanted.requests, wanted.num_rows, self.history
+                )
             mixed = value + F.silu(causal_conv(columns, self.conv1d.weight[:, 0], self.dilation))
             added = window.scatter(mixed, added, batch.num_rows)
         assert added is not None, "a batch has at least one window"

@@ -54,3 +54,19 @@ def roll_window(
     columns = torch.cat([past, rows], dim=1)
     source = (num_certain[:, None] + steps).clamp_(max=history + length - 1)
     return columns, columns[requests, source]
+
+
+def windows_after(columns: Tensor, requests: Tensor, num_rows: Tensor, history: int) -> Tensor:
+    """The committed windows as they were after some of the rows that were convolved.
+
+    Args:
+        columns: [b, history + L, channels], what `roll_window` returned.
+        requests: [n] int64, of which of the b each window is.
+        num_rows: [n] int64, rows that it has seen, 0..L.
+        history: columns a convolution looks back.
+
+    Returns:
+        [n, history, channels].
+    """
+    steps = torch.arange(history, device=columns.device)
+    return columns[requests[:, None], num_rows[:, None] + steps]

@@ -2,6 +2,7 @@
 
 from outrider.ops.gated_delta_rule.chunk import (
     CHUNK_SIZE,
+    StateProbe,
     chunk_gated_delta_rule,
     recurrent_gated_delta_rule,
 )
@@ -14,6 +15,7 @@ from outrider.ops.gated_delta_rule.sequence import (
 __all__ = [
     "CHUNK_SIZE",
     "SEQUENCE_CHUNK_SIZE",
+    "StateProbe",
     "chunk_gated_delta_rule",
     "gated_delta_rule_naive",
     "recurrent_gated_delta_rule",

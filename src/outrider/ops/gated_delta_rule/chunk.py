@@ -10,10 +10,52 @@ and the outputs and the next state are products with V' (arXiv:2412.06464, secti
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 CHUNK_SIZE = 64  # rows a chunk; the triangular system grows with its square
+
+
+@dataclass
+class StateProbe:
+    """Collects states as they are after some of the rows, at the cost of one more fold each.
+
+    Attributes:
+        stops: request and number of its rows, 1 to T; ascending in the number for each request.
+        states: [h, dk, dv] for each stop, in the same order where all rows are in one chunk or all
+            stops are of one request.
+    """
+
+    stops: Sequence[tuple[int, int]]
+    states: list[Tensor] = field(default_factory=list)
+
+    def record(
+        self, start: int, k: Tensor, cumulative: Tensor, written: Tensor, state: Tensor
+    ) -> None:
+        """Takes up the stops of one chunk.
+
+        Args:
+            start: rows before the chunk.
+            k: [b, h, n, dk].
+            cumulative: [b, h, n], running sums of the log decays.
+            written: [b, h, n, dv], the values that the rows write.
+            state: [b, h, dk, dv] before the chunk.
+        """
+        for request, num_rows in self.stops:
+            count = num_rows - start
+            if not 0 < count <= k.shape[2]:
+                continue
+            sums = cumulative[request, :, :count]
+            weights = (sums[:, -1:] - sums).exp()
+            added = (k[request, :, :count] * weights[..., None]).transpose(-1, -2)
+            kept = sums[:, -1, None, None].exp() * state[request]
+            self.states.append(kept + added @ written[request, :, :count])
 
 
 def _unit_lower_solve(strictly_lower: Tensor, rhs: Tensor) -> Tensor:
@@ -40,6 +82,8 @@ def _one_chunk(
     beta: Tensor,
     state: Tensor,
     is_folded: Tensor | None,
+    probe: StateProbe | None = None,
+    start: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """One chunk, heads first.
 
@@ -51,6 +95,8 @@ def _one_chunk(
         beta: [b, h, n].
         state: [b, h, dk, dv] before the chunk.
         is_folded: [b, n] bool, a prefix: rows that enter the returned state; None for all.
+        probe: collects states on the way.
+        start: rows before the chunk.
 
     Returns:
         Outputs [b, h, n_q, dv] and the state after the folded rows.
@@ -64,6 +110,8 @@ def _one_chunk(
     interaction = ((k_beta @ k.transpose(-1, -2)) * decay).tril(-1)
     growth = cumulative.exp()[..., None]
     written = _unit_lower_solve(interaction, v * beta[..., None] - (k_beta * growth) @ state)
+    if probe is not None:
+        probe.record(start, k, cumulative, written, state)
 
     num_queries = q.shape[2]
     outputs = (q * growth[..., n - num_queries :, :]) @ state + (
@@ -88,6 +136,7 @@ def chunk_gated_delta_rule(
     beta: Tensor,
     state: Tensor | None = None,
     is_folded: Tensor | None = None,
+    probe: StateProbe | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The gated delta rule for many rows; same law as `gated_delta_rule_naive`.
 
@@ -103,6 +152,7 @@ def chunk_gated_delta_rule(
         beta: [b, T, h].
         state: [b, h, dk, dv] before the first row, None for zeros; not modified.
         is_folded: [b, T] bool, a prefix per request, None for all rows. Only for T <= CHUNK_SIZE.
+        probe: collects states on the way.
 
     Returns:
         Outputs [b, Tq, h, dv] and the state [b, h, dk, dv] after the folded rows.
@@ -113,7 +163,7 @@ def chunk_gated_delta_rule(
     if state is None:
         state = k.new_zeros(b, heads, dk, v.shape[-1])
     if num_rows <= CHUNK_SIZE:
-        outputs, state = _one_chunk(q, k, v, g, beta, state, is_folded)
+        outputs, state = _one_chunk(q, k, v, g, beta, state, is_folded, probe)
         return outputs.transpose(1, 2), state
     assert is_folded is None, "a window with drafts must fit into one chunk"
     surplus = num_rows - q.shape[2]
@@ -122,7 +172,15 @@ def chunk_gated_delta_rule(
         rows = slice(start, start + CHUNK_SIZE)
         queries = q[:, :, max(start - surplus, 0) : max(start + CHUNK_SIZE - surplus, 0)]
         outputs, state = _one_chunk(
-            queries, k[:, :, rows], v[:, :, rows], g[..., rows], beta[..., rows], state, None
+            queries,
+            k[:, :, rows],
+            v[:, :, rows],
+            g[..., rows],
+            beta[..., rows],
+            state,
+            None,
+            probe,
+            start,
         )
         pieces.append(outputs)
     return torch.cat(pieces, dim=2).transpose(1, 2), state
