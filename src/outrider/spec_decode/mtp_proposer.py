@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from outrider.cache.layer_states import LayerStates
     from outrider.config import DraftSampleMethod
     from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
+    from outrider.request import Request
     from outrider.spec_decode.request_sampling import SamplingDefaults
 
 
@@ -119,12 +120,13 @@ class MTPProposer:
         """
         lengths = []
         for i, request in enumerate(batch.requests):
-            new_ids = result.output_token_ids[i]
-            has_ended = result.is_broken[i] or not request.stop_token_ids.isdisjoint(new_ids)
             length = draft_length(
-                request, max(len(new_ids), 1), self._num_speculative_tokens, self._max_model_len
+                request,
+                max(len(result.output_token_ids[i]), 1),
+                self._num_speculative_tokens,
+                self._max_model_len,
             )
-            lengths.append(0 if has_ended else length)
+            lengths.append(0 if _has_ended(request, result, i) else length)
         return lengths
 
     def _left_to_others(
@@ -132,17 +134,23 @@ class MTPProposer:
     ) -> list[int]:
         """Requests that draft no more, whose rows the head runs for those that come after them.
 
-        In a pass of its own, so that what the others are drafted does not depend on them.
+        In a pass of its own, so that what the others are drafted does not depend on them; and only
+        as long as the request can come to fill a block, for nothing less is shared.
         """
         if self._cache_manager.prefix is None:
             return []
-        return [
-            i
-            for i, request in enumerate(batch.requests)
-            if not lengths[i]
-            and not result.is_broken[i]
-            and most_drafts(request, self._num_speculative_tokens)
-        ]
+        members, size = [], self._cache_manager.block_size
+        for i, (request, span) in enumerate(zip(batch.requests, batch.spans, strict=True)):
+            if lengths[i] or result.is_broken[i]:
+                continue
+            end = request.num_prompt_tokens + request.max_output_tokens - 1
+            if _has_ended(request, result, i):
+                end = span.start + span.num_certain_rows + result.num_accepted_tokens[i]
+            if span.start < end // size * size and most_drafts(
+                request, self._num_speculative_tokens
+            ):
+                members.append(i)
+        return members
 
     def _catch_up(
         self,
@@ -267,3 +275,9 @@ class MTPProposer:
         rows = ForwardBatch(token_ids, positions, slot_mapping, windows)
         embedded = self._model.model.embed_tokens(token_ids)
         return self._mtp(streams, embedded, rows, self._states, spec_step_idx, share)
+
+
+def _has_ended(request: Request, result: SampledTokens, index: int) -> bool:
+    """Whether the request ends with what place `index` of the batch has emitted."""
+    new_ids = result.output_token_ids[index]
+    return result.is_broken[index] or not request.stop_token_ids.isdisjoint(new_ids)
