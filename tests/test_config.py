@@ -309,7 +309,13 @@ BROKEN_OPTIONS: list[tuple[Values, str]] = [
     ),
     ({"trust_remote_code": True}, "trust_remote_code: this build supports only False, got True"),
     ({"quantization": "fp8"}, "quantization: this build supports only None, got 'fp8'"),
-    ({"enable_prefix_caching": True}, "enable_prefix_caching: this build supports only False"),
+    ({"enable_prefix_caching": 1}, "enable_prefix_caching must be true or false, got 1"),
+    ({"prefix_cache_memory": "much"}, "prefix_cache_memory must be a number of bytes such as 4GiB"),
+    ({"prefix_cache_memory": 0}, "prefix_cache_memory must be an integer 1 or more, got 0"),
+    (
+        {"prefix_cache_memory": 1, "enable_prefix_caching": False},
+        "prefix_cache_memory needs enable_prefix_caching true",
+    ),
     ({"gpu_memory_utilization": 0.9}, "gpu_memory_utilization is not supported: give the bytes"),
 ]
 

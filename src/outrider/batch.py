@@ -75,16 +75,20 @@ class DraftTokens:
         probs: [B, K, V], the law each draft was drawn from, or None for one-hot drafts.
         num_drafts: places of each request's window. One that holds a placeholder runs, and ends
             what is verified.
+        is_unsound: [B] bool, whether what the drafts of a request were drawn from was not finite;
+            None where nobody asks. Stays on the device.
     """
 
     token_ids: Tensor
     probs: Tensor | None
     num_drafts: Sequence[int]
+    is_unsound: Tensor | None = None
 
     def select(self, indices: Tensor, num_drafts: Sequence[int]) -> DraftTokens:
         """The rows `indices` [b], of each the first `num_drafts` drafts."""
         probs = None if self.probs is None else self.probs[indices]
-        return DraftTokens(self.token_ids[indices], probs, num_drafts)
+        unsound = None if self.is_unsound is None else self.is_unsound[indices]
+        return DraftTokens(self.token_ids[indices], probs, num_drafts, unsound)
 
 
 @dataclass(frozen=True)
@@ -122,6 +126,8 @@ class SampledTokens:
             were worked around.
         logprobs: of each request, one entry for each of its output tokens, or None where it asks
             for none.
+        has_unsound_drafts: of each request, what `DraftTokens.is_unsound` says of the drafts that
+            were judged; empty where that is not known.
     """
 
     num_accepted_tokens: Sequence[int]
@@ -130,6 +136,7 @@ class SampledTokens:
     num_draft_tokens: Sequence[int]
     num_fallbacks: Sequence[int]
     logprobs: Sequence[Sequence[TokenLogprobs] | None]
+    has_unsound_drafts: Sequence[bool] = ()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ def test_every_request_at_full_length_finds_room() -> None:
     # The null block comes on top.
     plan = engine.cache_plan
     blocks, states = 40 * plan.bytes_per_block, 3 * plan.state_bytes_per_request
-    assert plan.num_bytes == engine.cache_manager.num_bytes() == blocks + states
+    kept = 24 * plan.bytes_per_snapshot
+    assert plan.num_bytes == engine.cache_manager.num_bytes() == blocks + states + kept
     assert plan.bytes_per_full_request == blocks // 40 * 13 + states // 3
 
 
@@ -28,13 +29,20 @@ def test_the_plan_is_told_in_one_line(
     plan = make_engine(tiny_model(), k, max_model_len=100, **options).cache_plan
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == plan.summary()
-    assert len(message) < 180
-    for number in (plan.num_blocks, plan.block_size, plan.max_num_seqs, plan.max_model_len):
+    assert len(message) < 240
+    for number in (
+        plan.num_snapshots,
+        plan.num_blocks,
+        plan.block_size,
+        plan.max_num_seqs,
+        plan.max_model_len,
+    ):
         assert re.search(rf"\b{number}\b", message)
+    assert f", {cache_plan._readable(plan.num_bytes)} in all;" in message
     for amount in (
-        plan.num_bytes,
         plan.bytes_per_block,
         plan.state_bytes_per_request,
+        plan.bytes_per_snapshot,
         plan.bytes_per_full_request,
     ):
         assert f"{amount / 1024:.1f} KiB" in message
@@ -100,7 +108,48 @@ def test_memory_that_holds_no_request_of_full_length(monkeypatch: pytest.MonkeyP
     with pytest.raises(
         ConfigError, match=r"max_model_len 96 does not fit .* lower it to 40 at most"
     ):
-        make_engine(tiny_model(), max_model_len=96)
+        make_engine(tiny_model(), max_model_len=96, enable_prefix_caching=False)
+
+
+def test_states_of_shared_prefixes() -> None:
+    """As many as lie in the memory of the blocks, and some at least; or what was asked for."""
+    plan = make_engine(tiny_model(), 3).cache_plan
+    assert plan.num_snapshots == 8 * plan.max_num_seqs
+    longer = make_engine(tiny_model(), 3, max_model_len=256, max_num_seqs=1, block_size=4)
+    kept = longer.cache_plan.num_snapshots * plan.bytes_per_snapshot
+    assert 8 < longer.cache_plan.num_snapshots < longer.cache_plan.num_blocks
+    paged = longer.cache_plan.num_blocks * longer.cache_plan.bytes_per_block
+    assert 0 <= paged - kept < plan.bytes_per_snapshot
+    assert plan.bytes_per_snapshot < plan.state_bytes_per_request, "there are no pending rows"
+    engine = make_engine(tiny_model(), 3, prefix_cache_memory=3 * plan.bytes_per_snapshot + 1)
+    assert engine.cache_plan.num_snapshots == 3
+    assert engine.cache_plan.num_blocks == plan.num_blocks
+    assert engine.cache_manager.num_bytes() == engine.cache_plan.num_bytes
+    huge = make_engine(tiny_model(), 3, prefix_cache_memory=1 << 40)
+    assert huge.cache_plan.num_snapshots == plan.num_blocks
+    off = make_engine(tiny_model(), 3, enable_prefix_caching=False)
+    assert (off.cache_plan.num_snapshots, off.cache_manager.prefix) == (0, None)
+    assert "shared" not in off.cache_plan.summary()
+    with pytest.raises(
+        ConfigError, match=r"prefix_cache_memory 10 is less than the states .* raise it, or set"
+    ):
+        make_engine(tiny_model(), 3, prefix_cache_memory=10)
+
+
+def test_no_room_for_states_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that can share nothing is no silent one."""
+    plan = make_engine(tiny_model(), 3, max_num_seqs=1).cache_plan
+    at_hand = 9 * plan.bytes_per_snapshot
+    monkeypatch.setattr(cache_plan, "available_memory", lambda _: at_hand)
+    caplog.clear()
+    options = {"max_num_seqs": 1, "max_model_len": 16, "block_size": 4}
+    engine = make_engine(tiny_model(), 3, **options)
+    assert engine.cache_manager.prefix is None
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "no prefix is shared" in warning.getMessage()
+    assert "prefix_cache_memory" in warning.getMessage()
 
 
 def test_no_memory_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +178,7 @@ def test_what_a_request_leaves_behind_is_cleared() -> None:
     engine.add_request("a", [1, 5, 9], greedy(6))
     while engine.has_unfinished_requests():
         engine.step()
+    engine.reset_prefix_cache()
     for name in engine.cache_manager.block_tables:
         for tensor in engine.cache_manager.groups[name].tensors.values():
             null_block = tensor[

@@ -220,7 +220,11 @@ def bad_job(length: int, arrival: int = 0) -> Job:
 
 
 def assert_finite(engine: LLMEngine) -> None:
-    """No block holds NaN; state slots are cleared when they are given out."""
+    """No free block holds NaN; state slots are cleared when they are given out.
+
+    What is remembered may: it is given only to who begins with the same tokens, and cleared then.
+    """
+    engine.reset_prefix_cache()
     for name in engine.cache_manager.block_tables:
         group = engine.cache_manager.groups[name]
         for spec in group.spec.tensors:

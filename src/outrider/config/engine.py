@@ -93,7 +93,7 @@ class EngineConfig:
         enable_prefix_caching: keep what requests have run, for others that begin with the same
             tokens.
         prefix_cache_memory: bytes for the recurrent states that are kept at block boundaries; None
-            is one for each block, in a tenth of the memory at hand at most.
+            is as much as the paged caches get, in a tenth of the memory at hand at most.
         max_logprobs: the most `logprobs` a request may ask for; -1 is the whole vocabulary.
         logprobs_mode: "raw_logprobs" reports the model's own probabilities, "processed_logprobs"
             those that the token was drawn from.

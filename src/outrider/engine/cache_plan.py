@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _USABLE_SHARE = 0.8  # of the memory at hand; the rest is for activations
 _SNAPSHOT_SHARE = 0.1  # of the memory at hand, for states of requests that have ended
+_SNAPSHOTS_PER_REQUEST = 8  # where the paged caches are so small that as much is less than these
 
 
 @dataclass(frozen=True)
@@ -182,9 +183,12 @@ def _with_snapshots(plan: CachePlan, num_bytes: int | None, at_hand: int | None)
     """
     size = max(plan.bytes_per_snapshot, 1)
     limit = num_bytes
-    if limit is None and at_hand is not None:
-        limit = int(at_hand * _SNAPSHOT_SHARE)
-    num_snapshots = plan.num_blocks if limit is None else min(limit // size, plan.num_blocks)
+    if limit is None:
+        least = _SNAPSHOTS_PER_REQUEST * plan.max_num_seqs * size
+        limit = max(plan.num_blocks * plan.bytes_per_block, least)
+        if at_hand is not None:
+            limit = min(limit, int(at_hand * _SNAPSHOT_SHARE))
+    num_snapshots = min(limit // size, plan.num_blocks)
     if num_snapshots:
         return replace(plan, num_snapshots=num_snapshots)
     if num_bytes is not None:
@@ -196,7 +200,7 @@ def _with_snapshots(plan: CachePlan, num_bytes: int | None, at_hand: int | None)
         "no prefix is shared: the states at one block boundary take %s, and %s are at hand for "
         "them; prefix_cache_memory sets how much they get",
         _readable(size),
-        _readable(limit or 0),
+        _readable(limit),
     )
     return plan
 

@@ -133,7 +133,8 @@ class PrefixSharing:
         self._publish_snapshots(batch, result, is_sound)
         for i, request in enumerate(batch.requests):
             if is_sound[i]:
-                self._leave_blocks(request, has_sound_head=not result.num_fallbacks[i])
+                unsound = result.has_unsound_drafts and result.has_unsound_drafts[i]
+                self._leave_blocks(request, has_sound_head=not unsound)
         self._batch = None
 
     def cancel(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -281,7 +282,7 @@ class Scheduler:
             return None
         order = [request.draft_index if request.num_drafts else 0 for request in requests]
         if order == list(range(len(drafts.num_drafts))):
-            return DraftTokens(drafts.token_ids, drafts.probs, num_drafts)
+            return replace(drafts, num_drafts=num_drafts)
         return drafts.select(torch.tensor(order, device=drafts.token_ids.device), num_drafts)
 
 

@@ -231,6 +231,10 @@ class MTPProposer:
             (len(batch.requests), num_steps), PLACEHOLDER_TOKEN_ID, device=device
         )
         drawn, probs = token_ids[:, 0], None
+        is_unsound = None
+        if self._cache_manager.prefix is not None:
+            is_unsound = torch.zeros(len(batch.requests), dtype=torch.bool, device=device)
+            is_unsound[torch.tensor(members, device=device)] = ~streams.isfinite().all(-1)
         for step in range(num_steps):
             still = [i for i in active if lengths[i] > step]
             if step and len(still) < len(active):
@@ -254,7 +258,7 @@ class MTPProposer:
         num_drafts = [0] * len(batch.requests)
         for i, length in zip(members, lengths, strict=True):
             num_drafts[i] = length
-        return DraftTokens(token_ids, probs, num_drafts)
+        return DraftTokens(token_ids, probs, num_drafts, is_unsound)
 
     def _forward(
         self,

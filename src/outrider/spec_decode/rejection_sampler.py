@@ -62,7 +62,8 @@ class RejectionSampler:
         else:
             result = self._verify(windows, logits)
         logprobs = OutputLogprobs.of(windows, logits, result.output_token_ids, self._defaults)
-        return _on_host(len(batch.requests), windows, result, logprobs)
+        unsound = None if batch.drafts is None else batch.drafts.is_unsound
+        return _on_host(len(batch.requests), windows, result, logprobs, unsound)
 
     def _verify(self, windows: SampledWindows, logits: Tensor) -> VerifyResult:
         """Applies each request's rule."""
@@ -137,11 +138,15 @@ def _on_host(
     windows: SampledWindows,
     result: VerifyResult,
     window_logprobs: OutputLogprobs | None,
+    is_unsound: Tensor | None,
 ) -> SampledTokens:
     """Brings the decision to the host: the only place where every step waits for the device."""
+    doubts = torch.zeros_like(result.num_accepted_tokens)
+    if is_unsound is not None:
+        doubts = is_unsound[torch.tensor(windows.members, device=doubts.device)].long()
     accepted, drafted, broken = [0] * size, [0] * size, [False] * size
     outputs: list[list[int]] = [[] for _ in range(size)]
-    num_fallbacks = [0] * size
+    num_fallbacks, unsound = [0] * size, [False] * size
     logprobs: list[list[TokenLogprobs] | None] = [None] * size
     packed = torch.cat(
         [
@@ -151,6 +156,7 @@ def _on_host(
                     is_leading(windows.draft_ids >= 0).sum(-1),
                     result.is_broken.long(),
                     result.num_fallbacks,
+                    doubts,
                 ],
                 dim=1,
             ),
@@ -160,9 +166,9 @@ def _on_host(
     ).tolist()
     of_windows = None if window_logprobs is None else window_logprobs.to_host(len(packed))
     for place, (i, row) in enumerate(zip(windows.members, packed, strict=True)):
-        accepted[i], drafted[i], is_broken, num_fallbacks[i], *token_ids = row
-        broken[i] = bool(is_broken)
+        accepted[i], drafted[i], is_broken, num_fallbacks[i], has_unsound, *token_ids = row
+        broken[i], unsound[i] = bool(is_broken), bool(has_unsound)
         outputs[i] = [] if is_broken else token_ids[: accepted[i] + 1]
         if of_windows is not None and (entries := of_windows[place]) is not None:
             logprobs[i] = entries[: len(outputs[i])]
-    return SampledTokens(accepted, outputs, broken, drafted, num_fallbacks, logprobs)
+    return SampledTokens(accepted, outputs, broken, drafted, num_fallbacks, logprobs, unsound)
