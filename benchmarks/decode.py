@@ -39,6 +39,8 @@ from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.metrics import SpecDecodeMetrics
 
 NUM_WARM_UP_TOKENS = 16
+# Every round runs its prompts, whatever the rounds before it have run.
+_RUNS_EVERYTHING = {"enable_prefix_caching": False}
 # Of the table in a file or a pipe.
 REPORT_WIDTH = 110
 
@@ -143,7 +145,7 @@ def decode(
     inputs = spread(read_prompts_file(prompts_file), num_prompts)
     speculative = speculative_options(max(numbers), engine_options.pop("speculative_config", None))
     defaults = {"max_num_seqs": max(batch_sizes), "speculative_config": speculative}
-    first = LLM(**{**defaults, **engine_options})
+    first = LLM(**{**_RUNS_EVERYTHING, **defaults, **engine_options})
     llms = {number: first.with_num_speculative_tokens(number) for number in numbers}
     prompts = first.encode_prompts(inputs)
     config = first.llm_engine.config

@@ -49,6 +49,7 @@ class ScriptedEngine:
     Attributes:
         added: ids of the requests, in their order.
         choices: the parameters and the choice index of each.
+        salts: the cache salt of each.
         aborted: ids, in the order in which they were aborted.
     """
 
@@ -58,6 +59,7 @@ class ScriptedEngine:
         self.steps = list(steps)
         self.added: list[str] = []
         self.choices: list[tuple[SamplingParams, int]] = []
+        self.salts: list[str | None] = []
         self.aborted: list[str] = []
         self._detokenizers: dict[str, IncrementalDetokenizer] = {}
 
@@ -71,7 +73,9 @@ class ScriptedEngine:
         prompt_token_ids: list[int],
         params: SamplingParams,
         choice_index: int = 0,
+        cache_salt: str | None = None,
     ) -> None:
+        self.salts.append(cache_salt)
         self.check_request(prompt_token_ids, params)
         self.added.append(request_id)
         self.choices.append((params, choice_index))
@@ -126,6 +130,7 @@ class TableEngine:
         prompt_token_ids: list[int],
         params: SamplingParams,
         choice_index: int = 0,
+        cache_salt: str | None = None,
     ) -> None:
         self._pending[request_id] = self._answer(prompt_token_ids[0], params)
 

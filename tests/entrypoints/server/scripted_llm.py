@@ -45,6 +45,7 @@ class ScriptedLLM:
         prompt_logprobs_at: number of the output that brings them.
         refusal: the error of every request.
         dies_after: parts after which the engine dies; None is never.
+        num_cached_tokens: of every prompt; None is an engine that keeps nothing to share.
     """
 
     script: list[Part | None]
@@ -52,6 +53,7 @@ class ScriptedLLM:
     prompt_logprobs_at: int = 0
     refusal: str | None = None
     dies_after: int | None = None
+    num_cached_tokens: int | None = None
     is_running: bool = True
     prompts: list[EncodedPrompt] = field(default_factory=list)
     params: list[SamplingParams] = field(default_factory=list)
@@ -111,7 +113,7 @@ class ScriptedLLM:
         self.aborted_ids.add(request_id)
 
     def stats(self) -> EngineStats:
-        return EngineStats(self.totals, 1, 2, 3, 0.25)
+        return EngineStats(self.totals, 1, 2, 3, 0.25, 90, 64)
 
     def _output(
         self,
@@ -141,6 +143,7 @@ class ScriptedLLM:
             ],
             prompt_logprobs=self.prompt_logprobs if number == self.prompt_logprobs_at else None,
             metrics=RequestMetrics(0.0, copy),
+            num_cached_tokens=self.num_cached_tokens,
         )
 
 

@@ -36,6 +36,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (-1, 21, 1.0, True, "1", 2**63),
     "num_speculative_tokens": (-1, 9, 1.0, True, "1", 2**63),
     "rejection_sample_method": ("greedy", 1, True, []),
+    "cache_salt": (1, "", [], True, "x" * 513),
     "stream": (1, "true", []),
     "stream_options": (1, [], {"include_usage": 1}, {"x": True}, {"include_obfuscation": True}),
     "return_token_ids": (1, "true"),

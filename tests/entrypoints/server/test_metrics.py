@@ -20,6 +20,8 @@ TYPES = {
     "vllm:generation_tokens": "counter",
     "vllm:request_success": "counter",
     "vllm:num_preemptions": "counter",
+    "vllm:prefix_cache_queries": "counter",
+    "vllm:prefix_cache_hits": "counter",
     "vllm:kv_cache_usage_perc": "gauge",
 }
 
@@ -71,6 +73,8 @@ def test_what_is_counted() -> None:
     assert found["vllm:num_requests_waiting"] == 2
     assert found["vllm:num_preemptions_total"] == 3
     assert found["vllm:kv_cache_usage_perc"] == 0.25
+    assert found["vllm:prefix_cache_queries_total"] == 90
+    assert found["vllm:prefix_cache_hits_total"] == 64
 
 
 def test_tokens_of_one_step_share_its_time() -> None:

@@ -44,6 +44,7 @@ SHARED = [
 # Fields that the server itself honours, or that change nothing.
 NOT_FOR_THE_ENGINE = {
     "best_of",
+    "cache_salt",
     "chat_template_kwargs",
     "echo",
     "include_reasoning",
