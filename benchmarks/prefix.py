@@ -39,7 +39,7 @@ from outrider.sampling_params import SamplingParams
 NUM_ANSWER_TOKENS = 32
 NUM_NEW_TOKENS = 24
 # Of the table in a file or a pipe.
-REPORT_WIDTH = 110
+REPORT_WIDTH = 130
 _KINDS = ("off", "cold", "warm", "off next")
 
 app = make_app("benchmarks.prefix")
@@ -132,8 +132,8 @@ def prefix(
     off = LLMEngine(
         replace(on.config, enable_prefix_caching=False, prefix_cache_memory=None), on.model
     )
-    text = "\n".join(read_prompts_file(prompts_file))
-    tokens = llm.get_tokenizer().encode(text)
+    prompts = llm.encode_prompts(read_prompts_file(prompts_file))
+    tokens = [token_id for prompt in prompts for token_id in prompt.token_ids]
     tokens *= -(-(max(numbers) + NUM_NEW_TOKENS) // len(tokens))
     measured = [Measurement(number) for number in numbers]
     for engine in (on, off):

@@ -15,7 +15,7 @@ import pytest
 
 from outrider.engine.engine import LLMEngine
 from tests.engine.random_workload import MAX_K, TOKENIZER, Said, Visit, Workload, random_visits
-from tests.tiny_engine import make_engine, tiny_model
+from tests.tiny_engine import VOCAB_SIZE, make_engine, tiny_model
 
 NUM_VISITS, NUM_ALONE = 220, 17
 BLOCK_SIZE, NUM_BLOCKS, MAX_NUM_SEQS = 4, 17, 8
@@ -95,6 +95,32 @@ def test_drafts_that_are_looked_up() -> None:
     assert engine.scheduler.num_preemptions >= 10
     assert engine.metrics.num_accepted_tokens >= 10
     assert_same(workload)
+
+
+def test_prompts_that_begin_alike() -> None:
+    """Beginnings of three texts, with ends of their own: blocks and states go from hand to hand."""
+    plan = make(MAX_K).cache_plan
+    engine = make(
+        MAX_K,
+        max_num_seqs=MAX_NUM_SEQS,
+        kv_cache_memory=NUM_BLOCKS * plan.bytes_per_block,
+        prefix_cache_memory=12 * plan.bytes_per_snapshot,
+        max_num_batched_tokens=40,
+    )
+    rng = random.Random(4)
+    texts = [[rng.randrange(VOCAB_SIZE) for _ in range(24)] for _ in range(3)]
+    visits = [
+        replace(visit, prompt=[*rng.choice(texts)[: rng.randrange(25)], *visit.prompt[:4]])
+        for visit in random_visits(70, seed=11)
+    ]
+    workload = Workload(engine, visits, disturbance=0.05)
+    workload.run()
+    sharing = engine.scheduler.prefix
+    assert sharing is not None
+    assert 0.1 < sharing.num_hit_tokens / sharing.num_queried_tokens < 0.9
+    assert engine.scheduler.num_preemptions >= 5
+    compared, _ = assert_same(workload)
+    assert len(compared) >= 50
 
 
 def assert_same(workload: Workload) -> tuple[list[int], list[Said]]:
