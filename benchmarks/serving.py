@@ -133,6 +133,8 @@ class ServerProcess:
 
     def __init__(self, model_dir: Path, k: int, max_num_seqs: int) -> None:
         options = ["--port", "0", "--max-num-seqs", str(max_num_seqs)]
+        # Every round runs its prompts, whatever the rounds before it have run.
+        options.append("--no-enable-prefix-caching")
         if k:
             drafting = {"method": "mtp", "num_speculative_tokens": k}
             options += ["--speculative-config", json.dumps(drafting)]
