@@ -132,12 +132,10 @@ class ServerProcess:
     """
 
     def __init__(self, model_dir: Path, k: int, max_num_seqs: int) -> None:
-        options = ["--port", "0", "--max-num-seqs", str(max_num_seqs)]
+        # Without -k the server drafts where the checkpoint has a head.
+        options = ["--port", "0", "--max-num-seqs", str(max_num_seqs), "-k", str(k)]
         # Every round runs its prompts, whatever the rounds before it have run.
         options.append("--no-enable-prefix-caching")
-        if k:
-            drafting = {"method": "mtp", "num_speculative_tokens": k}
-            options += ["--speculative-config", json.dumps(drafting)]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - stop() closes it
         self._process = subprocess.Popen(
             [sys.executable, "-m", "outrider", "serve", str(model_dir), *options],
