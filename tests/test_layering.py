@@ -22,6 +22,7 @@ LAYERS = (
     (
         "errors",
         "config",
+        "structured_outputs",
         "sampling_params",
         "request",
         "batch",

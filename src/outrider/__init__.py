@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from outrider.entrypoints.llm import LLM
     from outrider.outputs import CompletionOutput, RequestOutput
     from outrider.sampling_params import RequestOutputKind, SamplingParams
+    from outrider.structured_outputs import StructuredOutputsParams
 
     __version__: str
 
@@ -28,6 +29,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 
@@ -40,6 +42,7 @@ _MODULES = {
     "RequestOutput": "outrider.outputs",
     "RequestOutputKind": "outrider.sampling_params",
     "SamplingParams": "outrider.sampling_params",
+    "StructuredOutputsParams": "outrider.structured_outputs",
 }
 
 

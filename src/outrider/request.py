@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from outrider.logprobs import TokenLogprobs
     from outrider.sampling_params import SamplingParams
     from outrider.stop_checker import StopChecker
+    from outrider.structured_outputs import OutputGrammar
 
 
 @dataclass(eq=False)
@@ -28,6 +29,7 @@ class Request:
         seed: of the random streams.
         choice: index among the choices of one user request, part of the random key.
         bad_words_token_ids: sequences that the output must not hold, none empty.
+        grammar: what the output has to follow; None where it may be anything.
         prompt_logprobs: of the prompt's tokens from the second on, as far as it has run; None
             where the request asks for none.
         num_computed_tokens: rows that have run and are kept; set by the scheduler.
@@ -53,6 +55,7 @@ class Request:
     seed: int
     choice: int = 0
     bad_words_token_ids: Sequence[Sequence[int]] = ()
+    grammar: OutputGrammar | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
     num_computed_tokens: int = field(default=0)
     row: int | None = None

@@ -16,6 +16,7 @@ from outrider.config import (
     RejectionSampleMethod,
 )
 from outrider.errors import RequestError, check_unicode, shown
+from outrider.structured_outputs import StructuredOutputsParams
 
 # Below it the distribution is one-hot but for near-ties, and dividing by it overflows.
 _LEAST_TEMPERATURE = 1e-5
@@ -70,6 +71,7 @@ class SamplingParams:
         output_kind: what each output of a streamed request holds.
         num_speculative_tokens: drafts per step, up to the engine's number; None is that number.
         rejection_sample_method: the rule; None is the engine's.
+        structured_outputs: what the text must be; None is anything.
     """
 
     n: int = 1
@@ -96,6 +98,7 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     num_speculative_tokens: int | None = None
     rejection_sample_method: RejectionSampleMethod | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         """Check each parameter; a number of numpy's becomes one of Python's."""
@@ -129,6 +132,7 @@ class SamplingParams:
         self._check_ends()
         self._check_output()
         self._check_drafting()
+        self._check_structured_outputs()
 
     @property
     def is_greedy(self) -> bool:
@@ -173,6 +177,13 @@ class SamplingParams:
         if method is not None and method not in REJECTION_SAMPLE_METHODS:
             raise RequestError(
                 f"rejection_sample_method must be standard, block or coupled, got {shown(method)}"
+            )
+
+    def _check_structured_outputs(self) -> None:
+        wanted = self.structured_outputs
+        if wanted is not None and not isinstance(wanted, StructuredOutputsParams):
+            raise RequestError(
+                f"structured_outputs must be StructuredOutputsParams, got {shown(wanted)}"
             )
 
     def _set(self, name: str, value: object) -> None:

@@ -50,6 +50,7 @@ class StopChecker:
         stop_token_ids: ids that end it, the end-of-sequence ids included unless ignored.
         max_output_tokens: tokens at most.
         tokenizer: for the text; None leaves it empty.
+        final_ids: of the stop ids, those that end it among the first `min_tokens` too.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class StopChecker:
         stop_token_ids: frozenset[int],
         max_output_tokens: int,
         tokenizer: Tokenizer | None,
+        final_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.stop_token_ids = stop_token_ids
+        self._final_ids = final_ids
         self._named_ids = frozenset(params.stop_token_ids or ())
         self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -77,7 +80,7 @@ class StopChecker:
         for token_id in token_ids:
             kept.append(token_id)
             self._num_tokens += 1
-            may_stop = self._num_tokens > self._min_tokens
+            may_stop = self._num_tokens > self._min_tokens or token_id in self._final_ids
             is_stop_id = may_stop and token_id in self.stop_token_ids
             if not is_stop_id or self._includes_stop:
                 certain, stop = self._search.extend(self._decode(token_id), may_stop)

@@ -15,6 +15,7 @@ from outrider.engine.margins import MarginMeter
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import ConfigError, RequestError, shown
+from outrider.grammar.compiler import GrammarCompiler
 from outrider.models.qwen4_exp.cache_specs import mtp_layer_states, target_layer_states
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.weights import load_model
@@ -114,6 +115,7 @@ class LLMEngine(EngineCore):
         if tokenizer is not None:
             self.eos_token_ids |= frozenset(tokenizer.eos_token_ids)
             self.num_allowed_tokens, missing_ids = tokenizer.num_tokens, tokenizer.missing_ids
+        self.grammars = GrammarCompiler(tokenizer, model.config.vocab_size, self.eos_token_ids)
         self.num_steps = 0
         # Requests without a seed draw entropy, or follow the engine's seed in their order.
         self._seeds: random.Random = random.SystemRandom()
@@ -293,9 +295,12 @@ class LLMEngine(EngineCore):
         seed: int,
         choice_index: int = 0,
     ) -> Request:
-        """A request with what the engine knows of its end and of its bad words."""
+        """A request with what the engine knows of its end, its bad words and its grammar."""
         stops = frozenset(params.stop_token_ids or ())
-        if not params.ignore_eos:
+        grammar, final_ids = None, frozenset[int]()
+        if params.structured_outputs is not None:
+            grammar, final_ids = self.grammars.path(params.structured_outputs), self.eos_token_ids
+        if grammar is not None or not params.ignore_eos:
             stops |= self.eos_token_ids
         room = self._max_output_tokens(len(prompt_token_ids), params)
         return Request(
@@ -304,10 +309,11 @@ class LLMEngine(EngineCore):
             num_prompt_tokens=len(prompt_token_ids),
             params=params,
             max_output_tokens=room,
-            stop_checker=StopChecker(params, stops, room, self._tokenizer),
+            stop_checker=StopChecker(params, stops, room, self._tokenizer, final_ids),
             seed=seed,
             choice=choice_index,
             bad_words_token_ids=self._bad_words(params),
+            grammar=grammar,
         )
 
     def _check_token_ids(self, token_ids: Iterable[int], where: str = "") -> None:
@@ -335,6 +341,8 @@ class LLMEngine(EngineCore):
         for name in ("stop", "bad_words"):
             if getattr(params, name) and self._tokenizer is None:
                 raise RequestError(f"{name} needs a tokenizer, and this engine has none")
+        if params.structured_outputs is not None:
+            self.grammars.check_available()
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """The ways each bad word is spelled: at the start of a text, and after a space."""

@@ -79,6 +79,12 @@ class AsyncLLM(FrontEnd):
             raise RequestError(f"request_id must be a text, got {shown(request_id)}")
         # A long text takes its time, which is not the event loop's.
         encoded = await asyncio.to_thread(self._encoder.encode_one, prompt)
+        # Held until the request ends, so that the engine's thread never waits for a compiler.
+        grammar = None
+        if params.structured_outputs is not None:
+            self.llm_engine.grammars.check_available()
+            compiling = self.llm_engine.grammars.submit(params.structured_outputs)
+            grammar = await asyncio.wrap_future(compiling)
         stream = OutputStream(request_id, params.output_kind, asyncio.get_running_loop())
         self._thread.add(stream, encoded, params, arrival_time)
         try:
@@ -89,6 +95,7 @@ class AsyncLLM(FrontEnd):
                     return
         finally:
             self._thread.leave(stream)
+            del grammar
 
     def render_chat(
         self,
@@ -141,6 +148,7 @@ class AsyncLLM(FrontEnd):
     def shutdown(self) -> None:
         """End the engine after its step at hand; requests that run get an EngineDeadError."""
         self._stop()
+        self.llm_engine.grammars.close()
 
     @property
     def is_running(self) -> bool:

@@ -2,7 +2,8 @@
 
 The part of `compute_probs` that looks at a request's history. Row j of a window is processed as
 plain decoding would process it: its history is the tokens of the request and the drafts before it,
-which stay on the device. Requests that use no processor cost nothing.
+which stay on the device, unless the request has a grammar. Requests that use no processor cost
+nothing.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from outrider.sampling.grammar_masks import GrammarMasks
 from outrider.sampling.penalties import Penalties, has_penalty
 from outrider.sampling.processed_rows import LogitsProcessor, ProcessedRows, TextSoFar
 from outrider.sampling.token_biases import BadWords, LogitBias, MinTokens
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy import int32
+    from numpy.typing import NDArray
 
     from outrider.sampling_params import SamplingParams
 
@@ -34,18 +39,28 @@ class RowProcessors:
         index: [n] int64, which of the N they are, or None where all are.
         rows: the n rows.
         processors: in the order they are applied in.
+        masks: of the n rows that have to follow a grammar, applied first; None where none has.
     """
 
     index: Tensor | None
     rows: ProcessedRows
     processors: Sequence[LogitsProcessor]
+    masks: GrammarMasks | None = None
 
     def apply(self, scores: Tensor) -> Tensor:
         """Returns the new [N, V]; the old one is not changed."""
         changed = scores.clone() if self.index is None else scores[self.index]
-        for processor in self.processors:
-            changed = processor.apply(changed, self.rows)
+        if self.masks is None:
+            changed = self._process(changed)
+        else:
+            allowed = self.masks.exclude(changed)
+            changed = self.masks.restore(self._process(allowed.clone()), allowed)
         return changed if self.index is None else scores.index_copy(0, self.index, changed)
+
+    def _process(self, scores: Tensor) -> Tensor:
+        for processor in self.processors:
+            scores = processor.apply(scores, self.rows)
+        return scores
 
 
 @dataclass(frozen=True)
@@ -56,11 +71,15 @@ class LogitsProcessors:
         users: the P of the b requests that use a processor.
         places: of each of the b requests among them, or _NO_PLACE.
         processors: over the P requests, in the order they are applied in.
+        texts: of the P requests.
+        vocab_size: V.
     """
 
     users: Sequence[int]
     places: Sequence[int]
     processors: Sequence[LogitsProcessor]
+    texts: Sequence[TextSoFar]
+    vocab_size: int
 
     @classmethod
     def of(
@@ -86,7 +105,8 @@ class LogitsProcessors:
             BadWords.of(used, device),
             Penalties.of(used, vocab_size, device),
         ]
-        return cls(users, places, [processor for processor in processors if processor is not None])
+        found = [processor for processor in processors if processor is not None]
+        return cls(users, places, found, used, vocab_size)
 
     def rows(
         self, owners: Sequence[int], depths: Sequence[int], draft_ids: Tensor
@@ -109,7 +129,36 @@ class LogitsProcessors:
         )
         is_whole = len(index) == len(owners)
         where = None if is_whole else torch.tensor(index, device=device)
-        return RowProcessors(where, rows, self.processors)
+        masks = self._grammar_masks([(owners[row], depths[row]) for row in index], draft_ids)
+        return RowProcessors(where, rows, self.processors, masks)
+
+    def _grammar_masks(
+        self, rows: Sequence[tuple[int, int]], draft_ids: Tensor
+    ) -> GrammarMasks | None:
+        """The masks of rows, each of a request and after so many drafts; None where none has any.
+
+        A grammar runs on the host, so drafts of a request that has one are read there.
+        """
+        with_grammar = [i for i in self.users if self.texts[self.places[i]].grammar is not None]
+        if not with_grammar:
+            return None
+        on_host = draft_ids[torch.tensor(with_grammar, device=draft_ids.device)].tolist()
+        drafts = dict(zip(with_grammar, on_host, strict=True))
+        masks = [
+            _mask(self.texts[self.places[owner]], drafts[owner][:depth])
+            if owner in drafts
+            else None
+            for owner, depth in rows
+        ]
+        return GrammarMasks.of(masks, self.vocab_size, draft_ids.device)
+
+
+def _mask(text: TextSoFar, draft_ids: list[int]) -> NDArray[int32] | None:
+    """What a grammar lets pass after a text and drafts; nothing is told past a placeholder."""
+    assert text.grammar is not None, "the text has a grammar"
+    if any(token_id < 0 for token_id in draft_ids):
+        return None
+    return text.grammar.allowed_after([*text.output_token_ids, *draft_ids], text.num_certain_tokens)
 
 
 def process_logits(
@@ -131,7 +180,7 @@ def process_logits(
 def uses_processors(
     params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]], num_output_tokens: int
 ) -> bool:
-    """Whether some processor has something to do with a request's next window.
+    """Whether some processor has something to do with a request's next window, or a grammar.
 
     Args:
         params: of the request.
@@ -139,7 +188,8 @@ def uses_processors(
         num_output_tokens: tokens emitted before the window.
     """
     return bool(
-        params.logit_bias
+        params.structured_outputs
+        or params.logit_bias
         or bad_words_token_ids
         or num_output_tokens < params.min_tokens
         or has_penalty(params)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from outrider.sampling_params import SamplingParams
+    from outrider.structured_outputs import OutputGrammar
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,8 @@ class TextSoFar:
         output_token_ids: what was emitted, in order.
         stop_token_ids: ids that end the output.
         bad_words_token_ids: sequences that the output must not hold, none empty.
+        grammar: what the output has to follow, or None.
+        num_certain_tokens: those of the output that are never taken back.
     """
 
     params: SamplingParams
@@ -30,6 +33,8 @@ class TextSoFar:
     output_token_ids: Sequence[int]
     stop_token_ids: Collection[int]
     bad_words_token_ids: Sequence[Sequence[int]]
+    grammar: OutputGrammar | None = None
+    num_certain_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,15 @@ class NgramProposer:
         text.extend(request.token_ids[len(text) :])
         text.extend(new_ids)
         place = look_up(text.token_ids, self._prompt_lookup_min, self._prompt_lookup_max)
-        return () if place is None else read_on(text.token_ids, place, length)
+        if place is None:
+            return ()
+        drafts = read_on(text.token_ids, place, length)
+        if request.grammar is None:
+            return drafts
+        # A function of the text, as the drafts are.
+        emitted = [*request.output_token_ids, *new_ids]
+        num_certain, listed = request.num_output_tokens, drafts.tolist()
+        return drafts[: request.grammar.num_allowed(emitted, num_certain, listed)]
 
 
 def look_up(token_ids: TokenIds, shortest: int, longest: int) -> int | None:

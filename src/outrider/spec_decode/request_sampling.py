@@ -151,6 +151,8 @@ def _text_so_far(request: Request, new_token_ids: Sequence[int]) -> TextSoFar | 
         [*request.output_token_ids, *new_token_ids],
         request.stop_token_ids,
         bad_words,
+        request.grammar,
+        request.num_output_tokens,
     )
 
 

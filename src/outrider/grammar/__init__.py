@@ -1,0 +1,1 @@
+"""Structured outputs: what may follow in a text that has to be of a grammar."""

@@ -1,0 +1,91 @@
+"""The way of one output through its grammar, with drafts at its end that come and go.
+
+The grammar's part of the step: drafting asks for masks at each depth, verification for those of
+every row, and what is emitted shares its beginning with what was drafted. All three name the whole
+text they ask about; the path takes back the tokens in which that differs from the text before, and
+accepts the others. So nothing has to be told when drafts are rejected, when a step fails, or when a
+request loses its caches and runs again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy import int32
+    from numpy.typing import NDArray
+
+    from outrider.grammar.matcher import Matcher
+
+
+class GrammarPath:
+    """The `OutputGrammar` of one output.
+
+    Args:
+        matcher: at the beginning of its grammar.
+    """
+
+    def __init__(self, matcher: Matcher) -> None:
+        self._matcher = matcher
+        self._token_ids: list[int] = []
+        self._num_certain = 0
+        # Of the tokens, how many the matcher has accepted: those from the first that it refused, or
+        # from the end of the text on, are none of its business.
+        self._num_matched = 0
+        # Masks by the number of tokens they come after.
+        self._masks: dict[int, NDArray[int32] | None] = {}
+        self._is_stuck = False
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it came to where nothing may follow and the text is not complete."""
+        return self._is_stuck
+
+    def allowed_after(self, token_ids: Sequence[int], num_certain: int) -> NDArray[int32] | None:
+        """What may follow an output (`OutputGrammar.allowed_after`)."""
+        self._move(token_ids, num_certain)
+        num_tokens = len(self._token_ids)
+        if self._num_matched < num_tokens or self._matcher.is_terminated():
+            return None
+        if num_tokens not in self._masks:
+            self._masks[num_tokens] = self._matcher.bitmask()
+        mask = self._masks[num_tokens]
+        if mask is not None and num_tokens == num_certain and not mask.any():
+            self._is_stuck = True
+        return mask
+
+    def num_allowed(
+        self, token_ids: Sequence[int], num_certain: int, draft_ids: Sequence[int]
+    ) -> int:
+        """How many drafts may follow an output (`OutputGrammar.num_allowed`)."""
+        self._move([*token_ids, *draft_ids], num_certain)
+        return max(self._num_matched - len(token_ids), 0)
+
+    def _move(self, token_ids: Sequence[int], num_certain: int) -> None:
+        """Brings the matcher to the end of a text."""
+        place = shortest = min(len(token_ids), len(self._token_ids))
+        for index in range(min(self._num_certain, shortest), shortest):
+            if token_ids[index] != self._token_ids[index]:
+                place = index
+                break
+        self._take_back(place)
+        for token_id in token_ids[place:]:
+            is_at_end = self._num_matched == len(self._token_ids)
+            if is_at_end and not self._matcher.is_terminated() and self._matcher.accept(token_id):
+                self._num_matched += 1
+            self._token_ids.append(token_id)
+        self._num_certain = max(self._num_certain, num_certain)
+        # What was emitted is never come back to.
+        for place in [place for place in self._masks if place < self._num_certain]:
+            del self._masks[place]
+
+    def _take_back(self, num_kept: int) -> None:
+        """Drops all tokens but the first so many."""
+        if num_kept < self._num_matched:
+            self._matcher.rollback(self._num_matched - num_kept)
+            self._num_matched = num_kept
+        del self._token_ids[num_kept:]
+        for place in [place for place in self._masks if place > num_kept]:
+            del self._masks[place]
