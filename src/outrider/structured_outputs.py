@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
 Reasoning = Literal["open", "optional"]
 
+GRAMMAR_STUCK = "structured_outputs"
+"""The stop reason of an output whose grammar led to where nothing may follow."""
+
 # Characters of a grammar in any form, and how deep its objects may lie in one another.
 MAX_GRAMMAR_LENGTH = 65_536
 _MAX_DEPTH = 32

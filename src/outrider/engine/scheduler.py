@@ -14,6 +14,7 @@ from outrider.engine.prefix_sharing import PrefixSharing
 from outrider.outputs import StepOutput
 from outrider.spec_decode.draft_length import most_drafts
 from outrider.spec_decode.metrics import SpecDecodeMetrics
+from outrider.structured_outputs import GRAMMAR_STUCK
 
 if TYPE_CHECKING:
     from outrider.cache.cache_manager import CacheManager
@@ -330,9 +331,11 @@ def _emit(request: Request, result: SampledTokens, i: int) -> StepOutput:
     run = request.stop_checker.extend(result.output_token_ids[i])
     is_first = not request.num_output_tokens
     request.token_ids += run.token_ids
-    text, reason = run.text, run.finish_reason
+    text, reason, stop_reason = run.text, run.finish_reason, run.stop_reason
     if result.is_broken[i]:
         text, reason = request.stop_checker.flush(), "error"
+        if request.grammar is not None and request.grammar.is_stuck:
+            stop_reason = GRAMMAR_STUCK
     num_new, logprobs = len(run.token_ids), result.logprobs[i]
     prompt_logprobs = request.prompt_logprobs if is_first else None
     return StepOutput(
@@ -343,7 +346,7 @@ def _emit(request: Request, result: SampledTokens, i: int) -> StepOutput:
         num_accepted_tokens=min(result.num_accepted_tokens[i], num_new),
         num_fallbacks=result.num_fallbacks[i],
         finish_reason=reason,
-        stop_reason=run.stop_reason,
+        stop_reason=stop_reason,
         logprobs=None if logprobs is None else list(logprobs[:num_new]),
         prompt_logprobs=None if prompt_logprobs is None else [None, *prompt_logprobs],
         num_cached_tokens=request.num_cached_tokens,

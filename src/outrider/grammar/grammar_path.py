@@ -45,11 +45,14 @@ class GrammarPath:
 
     def allowed_after(self, token_ids: Sequence[int], num_certain: int) -> NDArray[int32] | None:
         """What may follow an output (`OutputGrammar.allowed_after`)."""
-        self._move(token_ids, num_certain)
-        num_tokens = len(self._token_ids)
-        if self._num_matched < num_tokens or self._matcher.is_terminated():
-            return None
+        num_tokens = len(token_ids)
+        # Drafting has asked for most of what verification asks for: that is no way back.
+        if self._num_shared(token_ids) < num_tokens or num_tokens not in self._masks:
+            self._move(token_ids)
+        self._confirm(num_certain)
         if num_tokens not in self._masks:
+            if self._num_matched < num_tokens or self._matcher.is_terminated():
+                return None
             self._masks[num_tokens] = self._matcher.bitmask()
         mask = self._masks[num_tokens]
         if mask is not None and num_tokens == num_certain and not mask.any():
@@ -60,24 +63,31 @@ class GrammarPath:
         self, token_ids: Sequence[int], num_certain: int, draft_ids: Sequence[int]
     ) -> int:
         """How many drafts may follow an output (`OutputGrammar.num_allowed`)."""
-        self._move([*token_ids, *draft_ids], num_certain)
+        self._move([*token_ids, *draft_ids])
+        self._confirm(num_certain)
         return max(self._num_matched - len(token_ids), 0)
 
-    def _move(self, token_ids: Sequence[int], num_certain: int) -> None:
-        """Brings the matcher to the end of a text."""
-        place = shortest = min(len(token_ids), len(self._token_ids))
+    def _num_shared(self, token_ids: Sequence[int]) -> int:
+        """How many tokens from the beginning a text has in common with the last one."""
+        shortest = min(len(token_ids), len(self._token_ids))
         for index in range(min(self._num_certain, shortest), shortest):
             if token_ids[index] != self._token_ids[index]:
-                place = index
-                break
-        self._take_back(place)
-        for token_id in token_ids[place:]:
+                return index
+        return shortest
+
+    def _move(self, token_ids: Sequence[int]) -> None:
+        """Brings the matcher to the end of a text."""
+        num_shared = self._num_shared(token_ids)
+        self._take_back(num_shared)
+        for token_id in token_ids[num_shared:]:
             is_at_end = self._num_matched == len(self._token_ids)
             if is_at_end and not self._matcher.is_terminated() and self._matcher.accept(token_id):
                 self._num_matched += 1
             self._token_ids.append(token_id)
+
+    def _confirm(self, num_certain: int) -> None:
+        """Forgets the masks of places that are never come back to."""
         self._num_certain = max(self._num_certain, num_certain)
-        # What was emitted is never come back to.
         for place in [place for place in self._masks if place < self._num_certain]:
             del self._masks[place]
 

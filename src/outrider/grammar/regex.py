@@ -37,18 +37,20 @@ _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_]\w*>|(?!\?))")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
 
 
-def rewrite_regex(pattern: str, where: str, *, in_json: bool = False) -> str:
+def rewrite_regex(pattern: str, where: str, *, in_json: bool = False, without: str = "") -> str:
     """The expression for the compiler, without anchors.
 
     Args:
         pattern: `^` and `$` may stand at its ends alone; what no grammar can say is an error.
         where: how an error names it.
         in_json: the text is that of a JSON string without its quotes, rather than plain.
+        without: characters that no text may hold.
 
     Raises:
         RequestError: names the place.
     """
-    return _Rewriter(pattern, where, in_json).rewrite()
+    excluded = [*_SURROGATES, *((ord(char), ord(char)) for char in without)]
+    return _Rewriter(pattern, where, in_json, excluded).rewrite()
 
 
 @dataclass
@@ -58,6 +60,7 @@ class _Rewriter:
     pattern: str
     where: str
     in_json: bool
+    excluded: Ranges
     place: int = 0
 
     def rewrite(self) -> str:
@@ -207,7 +210,7 @@ class _Rewriter:
 
     def _written(self, ranges: Ranges) -> str:
         """A set of characters for the compiler."""
-        inside = _without(ranges, _SURROGATES)
+        inside = _without(ranges, self.excluded)
         spelled: list[str] = []
         if self.in_json:
             spelled = [

@@ -31,10 +31,18 @@ def structural_tag(params: StructuredOutputsParams) -> dict[str, Any]:
     Raises:
         RequestError: a JSON schema asks for what no grammar here holds a text to.
     """
-    return {"type": "structural_tag", "format": _after_thoughts(_format(params), params.reasoning)}
+    return {
+        "type": "structural_tag",
+        "format": _after_thoughts(text_format(params), params.reasoning),
+    }
 
 
-def _format(params: StructuredOutputsParams) -> dict[str, Any]:
+def text_format(params: StructuredOutputsParams) -> dict[str, Any]:
+    """What is asked for, without thoughts.
+
+    Raises:
+        RequestError: as `structural_tag`.
+    """
     if params.structural_tag is not None:
         given: dict[str, Any] = json.loads(str(params.structural_tag))
         return given.get("format", given)
@@ -86,7 +94,8 @@ def _after_thoughts(form: dict[str, Any], reasoning: str | None) -> dict[str, An
             {
                 "type": "tag",
                 "begin": "" if is_open else _THINK_START,
-                "content": {"type": "any_text"},
+                # A call of a function would end the thoughts.
+                "content": {"type": "any_text", "excludes": ["<tool_call>"]},
                 "end": _THINK_END,
             },
             _GAP,

@@ -180,7 +180,7 @@ def process_logits(
 def uses_processors(
     params: SamplingParams, bad_words_token_ids: Sequence[Sequence[int]], num_output_tokens: int
 ) -> bool:
-    """Whether some processor has something to do with a request's next window, or a grammar.
+    """Whether some processor has something to do with a request's next window.
 
     Args:
         params: of the request.
@@ -188,8 +188,7 @@ def uses_processors(
         num_output_tokens: tokens emitted before the window.
     """
     return bool(
-        params.structured_outputs
-        or params.logit_bias
+        params.logit_bias
         or bad_words_token_ids
         or num_output_tokens < params.min_tokens
         or has_penalty(params)

@@ -141,9 +141,10 @@ def gather_processors(
 
 
 def _text_so_far(request: Request, new_token_ids: Sequence[int]) -> TextSoFar | None:
-    """What processors look at, or None where the request's next window uses none."""
+    """What processors and a grammar look at, or None where the next window uses none."""
     params, bad_words = request.params, request.bad_words_token_ids
-    if not uses_processors(params, bad_words, request.num_output_tokens + len(new_token_ids)):
+    num_output_tokens = request.num_output_tokens + len(new_token_ids)
+    if request.grammar is None and not uses_processors(params, bad_words, num_output_tokens):
         return None
     return TextSoFar(
         params,

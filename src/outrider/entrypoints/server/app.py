@@ -28,6 +28,7 @@ from outrider.entrypoints.server.errors import (
 from outrider.entrypoints.server.message_formats import MessageFormats
 from outrider.entrypoints.server.metrics import CONTENT_TYPE, ServerMetrics
 from outrider.entrypoints.server.openapi import add_schema, describe_body
+from outrider.entrypoints.server.output_grammars import explained, field_of, structured_outputs
 from outrider.entrypoints.server.prompts import PromptReader
 from outrider.entrypoints.server.protocol import (
     CompletionBody,
@@ -114,6 +115,7 @@ class Api:
         body.check()
         self._check_model(body.model)
         params = self._params.of_completion(body)
+        params = replace(params, structured_outputs=structured_outputs(body))
         prompts = await self._prompts.of_completion(body.prompt)
         writer = CompletionWriter(body, prompts, self._model.tokenizer)
         return await self._answer(request, "cmpl", writer, body, prompts, params)
@@ -129,6 +131,7 @@ class Api:
             body.messages, body.told_tools, body.chat_template_kwargs, body.reasoning_effort
         )
         form = self._formats.of(body, prompt.text or "")
+        params = replace(params, structured_outputs=structured_outputs(body, form))
         writer = ChatWriter(body, self._model.tokenizer, form)
         return await self._answer(request, "chatcmpl", writer, body, [prompt], params)
 
@@ -281,6 +284,8 @@ def _explain(body: GenerationBody) -> Any:
     fields = type(body).model_fields
 
     def explain(error: RequestError) -> ApiError:
+        if str(error).startswith("structured_outputs"):
+            return explained(error, field_of(body))
         return from_request_error(error, fields, names)
 
     return explain

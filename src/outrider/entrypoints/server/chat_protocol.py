@@ -19,12 +19,6 @@ def _as_parts(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
-def _check_not_strict(value: bool) -> bool:
-    if value:
-        raise PydanticCustomError("strict", "must be false: it needs structured outputs")
-    return value
-
-
 def _check_parameters(value: dict[str, Any]) -> dict[str, Any]:
     properties = value.get("properties", {})
     if value.get("type", "object") != "object" or not isinstance(properties, dict):
@@ -90,7 +84,7 @@ class Function(_Part):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:/-]{1,128}$")]
     description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] | None = None
-    strict: Annotated[bool, AfterValidator(_check_not_strict)] | None = None
+    strict: bool | None = None
 
 
 class Tool(_Part):
@@ -162,6 +156,11 @@ class ChatBody(GenerationBody):
         """Tools that the model is told of: none where it may not call any."""
         return [] if self.tool_choice == "none" else self.tools or []
 
+    @property
+    def requires_call(self) -> bool:
+        """Whether the model has to call a function, whatever it would do."""
+        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedToolChoice)
+
     def check(self) -> None:
         """Refuse what contradicts itself."""
         self.check_stream()
@@ -192,13 +191,6 @@ class ChatBody(GenerationBody):
             raise invalid(
                 "tool_choice",
                 f"tool_choice names {shown(choice.function.name)}, which is none of the tools",
-            )
-        if choice != "auto":
-            raise invalid(
-                "tool_choice",
-                f"tool_choice {_said(choice)} needs structured outputs, which this server does not "
-                "have: auto and none are supported",
-                code="unsupported_value",
             )
 
 

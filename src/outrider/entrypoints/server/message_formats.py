@@ -48,7 +48,9 @@ class MessageFormats:
                 "include_reasoning",
                 "include_reasoning false needs a server that was started with --reasoning-parser",
             )
-        if body.told_tools and not self._config.calls_tools:
+        if body.requires_call and self._config.tool_call_parser is None:
+            raise invalid("tool_choice", "tool_choice requires --tool-call-parser to be set")
+        if body.told_tools and not (body.requires_call or self._config.calls_tools):
             # vLLM's words, which clients look for.
             raise invalid(
                 "tools" if body.tool_choice is None else "tool_choice",

@@ -23,6 +23,10 @@ from pydantic_core import PydanticCustomError
 from outrider.entrypoints.server import limits
 from outrider.entrypoints.server.errors import invalid
 from outrider.entrypoints.server.field_errors import first_error, refuse_unsupported
+from outrider.entrypoints.server.structured_bodies import (  # noqa: TC001 - read by pydantic
+    ResponseFormat,
+    StructuredOutputs,
+)
 
 Prompt = str | list[int]
 
@@ -144,9 +148,7 @@ class GenerationBody(RequestBody):
         "priority": (0,),
         "prompt_embeds": (),
         "request_id": (),
-        "response_format": ({"type": "text"},),
         "spaces_between_special_tokens": (True,),
-        "structured_outputs": (),
         "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
         "vllm_xargs": ({},),
@@ -176,6 +178,8 @@ class GenerationBody(RequestBody):
     num_speculative_tokens: NotNegative | None = None
     rejection_sample_method: Literal["standard", "block", "coupled"] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_LENGTH)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None

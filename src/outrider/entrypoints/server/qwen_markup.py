@@ -15,7 +15,7 @@ Oslo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from outrider.entrypoints.server.growing_text import GrowingText
@@ -28,6 +28,14 @@ FUNCTION_START = "<function="
 FUNCTION_END = "</function>"
 PARAMETER_START = "<parameter="
 PARAMETER_END = "</parameter>"
+
+
+def thoughts_after(prompt: str) -> Literal["open", "optional"] | None:
+    """Whether a prompt has begun thoughts, or the model may, or they are closed (None)."""
+    tail = prompt.rstrip()
+    if tail.endswith(THINK_START):
+        return "open"
+    return None if tail.endswith(THINK_END) else "optional"
 
 
 def called_function(text: GrowingText) -> tuple[str, int] | None:

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from outrider.entrypoints.server.growing_text import GrowingText
-from outrider.entrypoints.server.qwen_markup import THINK_END, THINK_START, called_function
+from outrider.entrypoints.server.qwen_markup import (
+    THINK_END,
+    THINK_START,
+    called_function,
+    thoughts_after,
+)
 
 
 @dataclass
@@ -43,10 +48,10 @@ class Qwen3ReasoningParser:
         self.start: int | None = None
         self.end: int | None = None
         self._ends_at_call = ends_at_call
-        tail = prompt.rstrip()
-        self._is_open = tail.endswith(THINK_START)
+        thoughts = thoughts_after(prompt)
+        self._is_open = thoughts == "open"
         self._state: Literal["begin", "reasoning", "gap", "content"] = "begin"
-        if tail.endswith(THINK_END):
+        if thoughts is None:
             self._state = "content"
         self._text = GrowingText()
         self._num_line_breaks = 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from outrider.entrypoints.server.errors import ApiError, invalid
 from outrider.errors import EngineDeadError, RequestError
+from outrider.structured_outputs import GRAMMAR_STUCK
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Sequence
@@ -201,6 +202,11 @@ class Generation:
         reasons = [completion.finish_reason for completion in output.outputs]
         if "abort" in reasons:
             raise ApiError(503, "the server is shutting down: the request was aborted")
+        ends = {(one.finish_reason, one.stop_reason) for one in output.outputs}
+        if ("error", GRAMMAR_STUCK) in ends:
+            raise self._explain(
+                RequestError(f"{GRAMMAR_STUCK} leads to a text that nothing can follow")
+            )
         if "error" in reasons:
             raise ApiError(500, "the model's probabilities were not finite")
         return index, output

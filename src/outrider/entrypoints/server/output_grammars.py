@@ -1,0 +1,130 @@
+"""From what a body asks of the output to its grammar: texts, calls of tools, or either."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from outrider.entrypoints.server.chat_protocol import ChatBody, NamedToolChoice
+from outrider.entrypoints.server.errors import invalid
+from outrider.entrypoints.server.qwen_markup import CALL_START, thoughts_after
+from outrider.entrypoints.server.tool_grammar import call_tag, calls_format
+from outrider.errors import RequestError
+from outrider.grammar.structural_tag import json_format, one_of, text_format
+from outrider.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from outrider.entrypoints.server.chat_protocol import Tool
+    from outrider.entrypoints.server.errors import ApiError
+    from outrider.entrypoints.server.message_parser import MessageFormat
+    from outrider.entrypoints.server.protocol import GenerationBody
+
+_SCHEMA_FIELD = "response_format.json_schema.schema"
+
+
+def structured_outputs(
+    body: GenerationBody, form: MessageFormat | None = None
+) -> StructuredOutputsParams | None:
+    """What the output of a request has to be; None where it may be anything.
+
+    Args:
+        body: of the request.
+        form: how the output of a chat is read; None of a completion.
+
+    Raises:
+        ApiError: names the part that no output can be held to.
+    """
+    try:
+        wanted = _of_text(body)
+        if isinstance(body, ChatBody) and form is not None:
+            if form.tool_call_parser is not None:
+                wanted = _with_calls(body, wanted)
+            if wanted is not None and form.reasoning_parser is not None:
+                wanted = replace(wanted, reasoning=thoughts_after(form.prompt))
+    except RequestError as error:
+        raise explained(error) from None
+    return wanted
+
+
+def explained(error: RequestError, field: str = "structured_outputs") -> ApiError:
+    """An error that begins with the place in the body where it lies.
+
+    Args:
+        error: of a grammar; of its beginning `structured_outputs` the field takes the place.
+        field: of the body that asked for it.
+    """
+    message = str(error)
+    if message.startswith("structured_outputs"):
+        message = field + message.removeprefix("structured_outputs")
+    return invalid(message.split(maxsplit=1)[0].rstrip(":"), message)
+
+
+def field_of(body: GenerationBody) -> str:
+    """The field by which a body that has a grammar asks for it."""
+    if body.structured_outputs is not None:
+        return "structured_outputs"
+    is_text = body.response_format is None or body.response_format.type == "text"
+    return "tools" if is_text else "response_format"
+
+
+def _of_text(body: GenerationBody) -> StructuredOutputsParams | None:
+    wanted, given = body.response_format, body.structured_outputs
+    if wanted is not None and wanted.type == "text":
+        wanted = None
+    if wanted is not None and given is not None:
+        raise RequestError("structured_outputs does not go with response_format: give one of them")
+    if given is not None:
+        return StructuredOutputsParams(
+            json=given.json_,
+            regex=given.regex,
+            choice=given.choice,
+            grammar=given.grammar,
+            json_object=given.json_object or None,
+            disable_any_whitespace=bool(given.disable_any_whitespace),
+        )
+    if wanted is None:
+        return None
+    if wanted.type == "json_object":
+        return StructuredOutputsParams(json_object=True)
+    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+        raise RequestError(f"{_SCHEMA_FIELD} is missing")
+    json_format(wanted.json_schema.schema_, _SCHEMA_FIELD)
+    return StructuredOutputsParams(json=wanted.json_schema.schema_)
+
+
+def _with_calls(
+    body: ChatBody, wanted: StructuredOutputsParams | None
+) -> StructuredOutputsParams | None:
+    """Calls where they are required, and beside a text where the model may choose.
+
+    Functions that are strict, and all that are required, are called by their schemas.
+    """
+    tools = list(enumerate(body.tools or []))
+    choice = body.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        tools = [one for one in tools if one[1].function.name == choice.function.name]
+    if not body.requires_call and wanted is None and not any(_is_strict(tool) for _, tool in tools):
+        return None
+    tags = [call_tag(tool.function, f"tools[{index}].function") for index, tool in tools]
+    is_one = body.parallel_tool_calls is False or isinstance(choice, NamedToolChoice)
+    if body.requires_call:
+        return _tag(calls_format(tags, is_one=is_one))
+    if wanted is not None:
+        return _tag(one_of([text_format(wanted), calls_format(tags, is_one=is_one)]))
+    return _tag(
+        {
+            "type": "triggered_tags",
+            "triggers": [CALL_START],
+            "tags": tags,
+            "stop_after_first": is_one,
+        }
+    )
+
+
+def _is_strict(tool: Tool) -> bool:
+    return tool.function.strict is True
+
+
+def _tag(form: dict[str, Any]) -> StructuredOutputsParams:
+    return StructuredOutputsParams(structural_tag=json.dumps(form, ensure_ascii=False))
