@@ -18,6 +18,7 @@ def test_exported_names() -> None:
         "RequestOutput",
         "RequestOutputKind",
         "SamplingParams",
+        "StructuredOutputsParams",
         "__version__",
     ]
     for name in outrider.__all__:
@@ -44,6 +45,7 @@ def test_the_rules_are_usable_alone() -> None:
     [
         "import outrider",
         "from outrider import EngineConfig, RequestOutput, SamplingParams",
+        "from outrider import StructuredOutputsParams",
         "from outrider.entrypoints.cli import main; main(['--version'])",
         "from outrider.entrypoints.cli import main; main(['generate', '--help'])",
     ],

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -127,7 +128,9 @@ def _read_line(process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
+    process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
-            pipe.close()
-    process.wait()
+            # What was not written yet finds nobody.
+            with suppress(OSError):
+                pipe.close()

@@ -70,6 +70,19 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     "num_speculative_tokens": st.integers(0, 4),
     "rejection_sample_method": st.sampled_from(["standard", "block", "coupled"]),
     "best_of": st.integers(1, 3),
+    "response_format": st.sampled_from(
+        [
+            {"type": "text"},
+            {"type": "json_object"},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "integer"}}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "x"}}},
+        ]
+    ),
+    "structured_outputs": st.dictionaries(
+        st.sampled_from(["regex", "grammar", "choice", "json", "json_object"]),
+        st.sampled_from(["a+", "(?=a)", 'root ::= "a"', ["a", "b"], {"type": "null"}, True, "{}"]),
+        max_size=2,
+    ),
     "stream_options": st.fixed_dictionaries({"include_usage": st.booleans()}),
 }
 JUNK = st.recursive(

@@ -173,9 +173,9 @@ def test_errors_are_the_clients_own(openai_client: openai.OpenAI) -> None:
         create(model="gpt", prompt="a")
     with pytest.raises(openai.BadRequestError) as caught:
         openai_client.chat.completions.create(
-            model="tiny", messages=MESSAGES, response_format={"type": "json_object"}
+            model="tiny", messages=MESSAGES, extra_body={"guided_regex": "a"}
         )
-    assert (caught.value.param, caught.value.code) == ("response_format", "unsupported_parameter")
+    assert (caught.value.param, caught.value.code) == ("guided_regex", "unsupported_parameter")
 
 
 def seeded(client: openai.OpenAI, **options: Any) -> list[list[int]]:

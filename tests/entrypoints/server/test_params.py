@@ -9,6 +9,7 @@ from outrider.entrypoints.chat_renderer import ChatRenderer
 from outrider.entrypoints.server.chat_protocol import ChatBody
 from outrider.entrypoints.server.protocol import CompletionBody
 from outrider.sampling_params import RequestOutputKind, SamplingParams
+from outrider.structured_outputs import StructuredOutputsParams
 from tests.entrypoints.server.app_client import AppClient, bundled_served_model, error_of
 from tests.entrypoints.server.scripted_llm import HELLO, ScriptedLLM
 
@@ -40,6 +41,12 @@ SHARED = [
     ("num_speculative_tokens", 1, 1),
     ("num_speculative_tokens", 0, 0),
     ("rejection_sample_method", "coupled", "coupled"),
+    ("structured_outputs", {"regex": "a+"}, StructuredOutputsParams(regex="a+")),
+    (
+        "structured_outputs",
+        {"json": {"type": "null"}, "disable_any_whitespace": True},
+        StructuredOutputsParams(json={"type": "null"}, disable_any_whitespace=True),
+    ),
 ]
 # Fields that the server itself honours, or that change nothing.
 NOT_FOR_THE_ENGINE = {
@@ -57,6 +64,8 @@ NOT_FOR_THE_ENGINE = {
     "prompt",
     "prompt_cache_key",
     "reasoning_effort",
+    # Asks for structured_outputs in other words.
+    "response_format",
     "return_decode_steps",
     "return_spec_decode_stats",
     "return_token_ids",

@@ -35,7 +35,20 @@ def tool(**changes: Any) -> dict[str, Any]:
         ({"tools": [tool(name="")]}, "tools[0].function.name", "pattern"),
         ({"tools": [tool(name=1)]}, "tools[0].function.name", "string"),
         ({"tools": [tool(), tool()]}, "tools[1].function.name", "that of tools[0] too"),
-        ({"tools": [tool(strict=True)]}, "tools[0].function.strict", "structured outputs"),
+        (
+            {
+                "tools": [
+                    tool(strict=True, parameters={"properties": {"a": {"not": {}, "type": "null"}}})
+                ]
+            },
+            "tools[0].function.parameters.properties.a.not",
+            "not supported",
+        ),
+        (
+            {"tools": [tool(strict=True, parameters={"minProperties": 1})]},
+            "tools[0].function.parameters.minProperties",
+            "in a strict function",
+        ),
         ({"tools": [tool(parameters=[])]}, "tools[0].function.parameters", "dictionary"),
         (
             {"tools": [tool(parameters={"type": "array"})]},
@@ -52,12 +65,6 @@ def tool(**changes: Any) -> dict[str, Any]:
         ({"tools": [tool(returns={})]}, "tools[0].function.returns", "unknown field"),
         ({"tools": [tool(name=f"f{i}") for i in range(129)]}, "tools", "at most 128"),
         ({"tools": [{**tool(), "type": "custom"}]}, "tools[0].type", "'function'"),
-        ({"tools": [tool()], "tool_choice": "required"}, "tool_choice", "structured outputs"),
-        (
-            {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "f"}}},
-            "tool_choice",
-            "of one function needs structured outputs",
-        ),
         (
             {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "g"}}},
             "tool_choice",

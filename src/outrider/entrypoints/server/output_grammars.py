@@ -75,12 +75,18 @@ def _of_text(body: GenerationBody) -> StructuredOutputsParams | None:
     if wanted is not None and given is not None:
         raise RequestError("structured_outputs does not go with response_format: give one of them")
     if given is not None:
+        asked = given.model_dump(exclude={"disable_any_whitespace"}, exclude_none=True)
+        if len(asked) != 1:
+            raise RequestError(
+                "structured_outputs needs exactly one of json, regex, choice, grammar and "
+                f"json_object, got {len(asked)} of them"
+            )
         return StructuredOutputsParams(
             json=given.json_,
             regex=given.regex,
             choice=given.choice,
             grammar=given.grammar,
-            json_object=given.json_object or None,
+            json_object=given.json_object,
             disable_any_whitespace=bool(given.disable_any_whitespace),
         )
     if wanted is None:

@@ -1,0 +1,134 @@
+"""Calls drawn at random from their grammar, read by the parser that clients get them from."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import jsonschema
+import pytest
+
+from outrider.entrypoints.server.chat_protocol import Function
+from outrider.entrypoints.server.tool_call_parser import Qwen3CoderToolCallParser
+from outrider.entrypoints.server.tool_grammar import call_tag, calls_format
+from outrider.errors import RequestError
+from outrider.grammar.compiler import GrammarCompiler
+from outrider.structured_outputs import StructuredOutputsParams
+from tests.entrypoints.server.app_client import bundled_tokenizer
+from tests.grammar.random_text import random_text
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "enum": ["Oslo", "New York"]},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "code": {"type": "string", "pattern": "^[A-Z]{2}$"},
+        "options": {
+            "type": "object",
+            "properties": {"deep": {"type": "boolean"}, "name": {"type": "string", "maxLength": 3}},
+            "required": ["deep"],
+        },
+        "unit": {"enum": ["c", None]},
+        "ratios": {"type": "array", "items": {"$ref": "#/$defs/ratio"}, "maxItems": 2},
+    },
+    "required": ["city", "days", "code"],
+    "$defs": {"ratio": {"type": "number", "minimum": 0, "maximum": 1}},
+}
+NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
+SCHEMAS = {"get_weather": WEATHER, "wait": NOTHING}
+
+
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[GrammarCompiler]:
+    tokenizer = bundled_tokenizer()
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_tokens, tokenizer.eos_token_ids)
+    yield compiler
+    compiler.close()
+
+
+def parsed(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    """The content of a text, and its calls."""
+    parser = Qwen3CoderToolCallParser(SCHEMAS)
+    deltas = [parser.feed(text), parser.finish(is_whole=True)]
+    calls: dict[int, list[str]] = {}
+    for delta in deltas:
+        for call in delta.calls:
+            name, arguments = calls.setdefault(call.index, ["", ""])
+            calls[call.index] = [name + (call.name or ""), arguments + call.arguments]
+    content = "".join(delta.content for delta in deltas)
+    return content, [(name, json.loads(arguments)) for name, arguments in calls.values()]
+
+
+def tags(*, strict: bool = True) -> list[dict[str, Any]]:
+    return [
+        call_tag(Function(name=name, parameters=schema, strict=strict), f"tools.{name}")
+        for name, schema in SCHEMAS.items()
+    ]
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+def test_calls_have_the_arguments_that_their_functions_take(
+    compiler: GrammarCompiler, is_one: bool
+) -> None:
+    params = StructuredOutputsParams(structural_tag=calls_format(tags(), is_one=is_one))
+    random_numbers, counts, names = random.Random(5), set(), set()
+    for _ in range(25):
+        text = random_text(compiler, bundled_tokenizer(), params, random_numbers, 60)
+        if text is None:
+            continue
+        content, calls = parsed(text)
+        assert content == ""
+        for name, arguments in calls:
+            jsonschema.validate(arguments, SCHEMAS[name])
+            names.add(name)
+        counts.add(len(calls))
+    assert names == set(SCHEMAS)
+    assert min(counts) == 1
+    assert (max(counts) == 1) == is_one
+
+
+def test_a_string_without_bounds_is_any_text_that_ends(compiler: GrammarCompiler) -> None:
+    schema = {
+        "properties": {"a": {"type": "string"}, "b": {"type": "null"}},
+        "required": ["a", "b"],
+    }
+    tag = call_tag(Function(name="f", parameters=schema, strict=True), "tools[0].function")
+    path = compiler.path(StructuredOutputsParams(structural_tag=tag))
+    for value, is_right in (
+        ("x\n<y>\n", True),
+        ("", True),
+        ("a</parameter>\nb", True),
+        ("<tool_call>", False),
+    ):
+        call = (
+            f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n"
+            "<parameter=b>\nnull\n</parameter>\n</function>\n</tool_call>"
+        )
+        token_ids = bundled_tokenizer().encode(call, add_special_tokens=False)
+        assert (path.num_allowed([], 0, token_ids) == len(token_ids)) == is_right, value
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ({"minProperties": 1}, "parameters.minProperties is not supported in a strict function"),
+        ({"required": ["a"]}, "parameters.required must name properties"),
+        ({"properties": {"a<b": {}}}, "a name that no call can hold"),
+        ({"properties": {"a": {"type": "string", "format": "date"}}}, "properties.a.format is not"),
+        (
+            {"properties": {"a": {"type": ["string", "integer"]}}},
+            "properties.a must be a string or",
+        ),
+        ({"properties": {"a": {"type": "integer", "multipleOf": 2}}}, "properties.a.multipleOf is"),
+        (
+            {"properties": {"a": {"enum": ["</parameter>"]}}},
+            "properties.a has a value that no call",
+        ),
+    ],
+)
+def test_what_a_strict_function_cannot_have(schema: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        call_tag(Function(name="f", parameters=schema, strict=True), "tools[0].function")
+    # One that is not strict is called with whatever the model writes.
+    loose = call_tag(Function(name="f", parameters=schema), "tools[0].function")
+    assert loose["content"]["type"] == "any_text"
