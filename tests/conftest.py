@@ -1,11 +1,16 @@
-"""What every test starts from: fixed seeds, the same examples and one thread."""
+"""What every test starts from: fixed seeds, the same examples, one thread, one compiler."""
 
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+
+from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.grammar.compiler import GrammarCompiler
+from outrider.tokenizer import Tokenizer
 
 # The same examples every time, and no time limit for one: a busy machine is no defect.
 settings.register_profile("outrider", derandomize=True, deadline=None)
@@ -21,3 +26,12 @@ def seed() -> None:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def compiler() -> Iterator[GrammarCompiler]:
+    """Over the bundled tokenizer; its process takes seconds to start, and starts once."""
+    tokenizer = Tokenizer.from_pretrained(BUNDLED_MODEL_DIR)
+    compiler = GrammarCompiler(tokenizer, tokenizer.num_tokens, tokenizer.eos_token_ids)
+    yield compiler
+    compiler.close()

@@ -53,6 +53,9 @@ EXTRA: dict[str, Any] = {
     "safety_identifier": "x",
     "prompt_cache_key": "x",
     "stream_options": None,
+    "response_format": {"type": "text"},
+    # Of more characters than the tokens that there is room for.
+    "structured_outputs": {"regex": "[a-z ]{99}"},
 }
 
 

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -36,14 +35,6 @@ WEATHER: dict[str, Any] = {
 }
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 SCHEMAS = {"get_weather": WEATHER, "wait": NOTHING}
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
-    tokenizer = bundled_tokenizer()
-    compiler = GrammarCompiler(tokenizer, tokenizer.num_tokens, tokenizer.eos_token_ids)
-    yield compiler
-    compiler.close()
 
 
 def parsed(text: str) -> tuple[str, list[tuple[str, Any]]]:
