@@ -61,16 +61,15 @@ def p_value(texts: Sequence[Sequence[int]]) -> float:
     return chi_square_p_value(torch.tensor(observed), torch.tensor(probs, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("num_speculative_tokens", [0, 1, 3])
+@pytest.mark.parametrize("num_speculative_tokens", [1, 3])
 @pytest.mark.parametrize("rule", ["standard", "block"])
 def test_the_law_is_that_of_the_masked_target(
     rule: RejectionSampleMethod, num_speculative_tokens: int
 ) -> None:
     engine = TableEngine(TABLES, rule, num_speculative_tokens)
-    texts = engine.texts(grammar_requests(PARAMS, 12_000))
+    texts = engine.texts(grammar_requests(PARAMS, 8_000))
     assert p_value(texts) > PASSES
-    if num_speculative_tokens:
-        assert 0.2 < engine.scheduler.metrics.acceptance_rate < 0.95
+    assert 0.2 < engine.scheduler.metrics.acceptance_rate < 0.95
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
