@@ -13,16 +13,14 @@ from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.engine.cache_plan import plan_cache
 from outrider.engine.margins import MarginMeter
 from outrider.engine.model_runner import ModelRunner
+from outrider.engine.proposers import make_proposer
 from outrider.engine.scheduler import Scheduler
 from outrider.errors import ConfigError, RequestError, shown
 from outrider.grammar.compiler import GrammarCompiler
-from outrider.models.qwen4_exp.cache_specs import mtp_layer_states, target_layer_states
+from outrider.models.qwen4_exp.cache_specs import target_layer_states
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.weights import load_model
 from outrider.request import Request
-from outrider.spec_decode.interface import NoProposer, Proposer
-from outrider.spec_decode.mtp_proposer import MTPProposer
-from outrider.spec_decode.ngram_proposer import NgramProposer
 from outrider.spec_decode.rejection_sampler import RejectionSampler
 from outrider.spec_decode.request_sampling import SamplingDefaults
 from outrider.stop_checker import StopChecker
@@ -38,6 +36,7 @@ if TYPE_CHECKING:
     from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
     from outrider.outputs import StepOutput
     from outrider.sampling_params import SamplingParams
+    from outrider.spec_decode.interface import Proposer
     from outrider.spec_decode.metrics import SpecDecodeMetrics
 
 logger = logging.getLogger(__name__)
@@ -150,7 +149,7 @@ class LLMEngine(EngineCore):
             ),
             RejectionSampler(defaults),
             cache_manager,
-            _proposer(config, model, cache_manager, defaults),
+            make_proposer(config, model, cache_manager, defaults),
         )
 
     @classmethod
@@ -371,38 +370,3 @@ def _max_model_len(config: EngineConfig, limit: int) -> int:
             f"max_model_len {config.max_model_len} is more than the checkpoint's {limit}"
         )
     return config.max_model_len or limit
-
-
-def _proposer(
-    config: EngineConfig,
-    model: Qwen4ExpForCausalLM,
-    cache_manager: CacheManager,
-    defaults: SamplingDefaults,
-) -> Proposer:
-    speculative = config.speculative
-    if speculative is None:
-        return NoProposer()
-    if speculative.method == "ngram":
-        shortest, longest = speculative.prompt_lookup_min, speculative.prompt_lookup_max
-        assert shortest is not None, "the configuration fills it in"
-        assert longest is not None, "the configuration fills it in"
-        return NgramProposer(
-            num_speculative_tokens=speculative.num_speculative_tokens,
-            prompt_lookup_min=shortest,
-            prompt_lookup_max=longest,
-            max_model_len=speculative.max_model_len,
-        )
-    assert speculative.draft_sample_method is not None, "the configuration fills it in"
-    shares_index = speculative.index_share_for_mtp_iteration
-    if shares_index is None:
-        shares_index = model.config.index_share_for_mtp_iteration
-    return MTPProposer(
-        model,
-        cache_manager,
-        mtp_layer_states(model.config.mtp_num_hidden_layers, cache_manager.groups),
-        defaults,
-        num_speculative_tokens=speculative.num_speculative_tokens,
-        draft_sample_method=speculative.draft_sample_method,
-        shares_index=shares_index,
-        max_model_len=speculative.max_model_len,
-    )

@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from outrider.config.cache_folder import user_cache_folder
 from outrider.errors import OutriderError
 
 _FOLDER = Path(__file__).parent
@@ -157,10 +158,9 @@ def _build() -> Path:
 
 
 def _cache_folder() -> Path:
-    """The user's own, since what lies there is run: `$XDG_CACHE_HOME/outrider` or the default."""
+    """The user's own, since what lies there is run."""
     try:
-        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = root / "outrider"
+        folder = user_cache_folder()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home
         raise OutriderError(
