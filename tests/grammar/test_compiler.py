@@ -19,6 +19,7 @@ from tests.piece_tokenizer import piece_tokenizer
         ({"regex": "(?=a)b"}, "regex has a group of this kind at character 0"),
         ({"regex": r"\bq"}, r"regex has \\b at character 1"),
         ({"regex": "a|b$"}, r"regex has \$ behind alternatives"),
+        ({"regex": "((a{1,90}b){9}){1,900}"}, "regex has counts that make more than 100,000"),
         ({"regex": "(a"}, "regex has a parenthesis that nothing closes"),
         ({"regex": "[a"}, "regex has a bracket that nothing closes"),
         ({"grammar": "root ::= foo"}, 'Rule "foo" is not defined'),
@@ -74,7 +75,7 @@ def test_a_deadline_ends_the_process_and_nothing_else() -> None:
     """Whatever takes longer than the deadline is refused, and what comes after it compiles."""
     tokenizer = piece_tokenizer([bytes([value]) for value in range(128)], ["<eos>"], [128])
     compiler = GrammarCompiler(tokenizer, 129, [128], timeout_s=0.05)
-    slow = StructuredOutputsParams(regex="((a{1,5000}|b){1,5000}c?){1,5000}")
+    slow = StructuredOutputsParams(json={"enum": [f"{i:032d}" for i in range(1_500)]})
     with pytest.raises(RequestError, match=r"takes longer than 0\.05 s"):
         compiler.compile(slow)
     assert compiler._process is not None

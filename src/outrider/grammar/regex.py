@@ -32,6 +32,7 @@ _BY_UTF8_LENGTH: Ranges = [(0x00, 0x7F), (0x80, 0x7FF), (0x800, 0xFFFF), (0x1000
 _NOT_IN_JSON: Ranges = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]
 _JSON_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
+_MAX_REPEATS = 100_000
 _QUANTIFIER = re.compile(r"[*+?]|\{(\d{1,5})(?:,(\d{1,5})?)?\}")
 _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_]\w*>|(?!\?))")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
@@ -62,6 +63,7 @@ class _Rewriter:
     in_json: bool
     excluded: Ranges
     place: int = 0
+    num_repeats: int = 1
 
     def rewrite(self) -> str:
         """The whole expression."""
@@ -121,6 +123,10 @@ class _Rewriter:
         least, most = match.groups()
         if most is not None and int(most) < int(least):
             raise self._error("a count whose end comes before its beginning")
+        # Counts within counts make a grammar that takes minutes to follow.
+        self.num_repeats *= max(int(most or least or 1), 1)
+        if self.num_repeats > _MAX_REPEATS:
+            raise self._error("counts that make more than 100,000 when multiplied")
         self.place = match.end()
         # As few or as many: the texts are the same.
         if self.pattern.startswith("?", self.place):

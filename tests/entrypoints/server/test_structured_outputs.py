@@ -88,10 +88,10 @@ def test_a_schema_behind_closed_thoughts(
 
 
 def test_a_text_behind_thoughts(real_client: AppClient) -> None:
-    """A model that is made to end its thoughts at once says what it has to."""
+    """A model that is made to open thoughts, and to end them soon, says what it has to."""
     answer = real_client.chat(
         structured_outputs={"choice": ["yes", "no"]},
-        logit_bias={"4": 4},
+        logit_bias={"3": 10, "4": 10},
         temperature=1,
         seed=3,
         n=6,
