@@ -114,7 +114,7 @@ class OutputGrammar(Protocol):
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it came to where nothing may follow and the text is not complete."""
+        """Whether nothing may follow and the text is not complete, or following takes too long."""
         ...
 
 

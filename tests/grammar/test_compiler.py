@@ -4,6 +4,7 @@ import threading
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 
 from outrider.errors import RequestError
@@ -124,3 +125,25 @@ def test_without_the_library_there_are_no_grammars(
     monkeypatch.setattr("outrider.grammar.compiler.find_spec", lambda name: None)
     with pytest.raises(RequestError, match=r"pip install 'outrider\[server\]'"):
         compiler.check_available()
+
+
+def test_an_ambiguous_grammar_uses_up_its_budget(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library takes longer with each token; a grammar that says the same plainly does not."""
+    monkeypatch.setattr("outrider.grammar.grammar_path.BUDGET_S", 0.1)
+    monkeypatch.setattr("outrider.grammar.grammar_path.BUDGET_PER_TOKEN_S", 0.0)
+    ambiguous = compiler.path(StructuredOutputsParams(grammar='root ::= root root | "a"'))
+    plain = compiler.path(StructuredOutputsParams(grammar='root ::= "a" root | "a"'))
+    text: list[int] = []
+    while not ambiguous.is_stuck:
+        mask = ambiguous.allowed_after(text, len(text))
+        expected = plain.allowed_after(text, len(text))
+        assert mask is not None
+        assert expected is not None
+        if not ambiguous.is_stuck:
+            assert (mask == expected).all()
+            ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            text.append(int(next(i for i in ids if i not in compiler._stop_token_ids)))
+        assert len(text) < 2_000
+    assert not plain.is_stuck

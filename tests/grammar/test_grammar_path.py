@@ -3,8 +3,10 @@
 import random
 
 import pytest
+from numpy import int32
+from numpy.typing import NDArray
 
-from outrider.grammar.grammar_path import GrammarPath
+from outrider.grammar.grammar_path import BUDGET_PER_TOKEN_S, BUDGET_S, GrammarPath
 from tests.grammar.toy_grammar import EDGES, END, ToyMatcher, allowed_ids, ids_of, toy_path
 
 
@@ -66,3 +68,24 @@ def test_stuck_is_an_output_that_nothing_may_follow(num_certain: int) -> None:
     path = toy_path({0: {0: 0, 1: 1}, 1: {}})
     assert ids_of(path.allowed_after([0, 1], num_certain)) == set()
     assert path.is_stuck == (num_certain == 2)
+
+
+def test_a_grammar_that_takes_too_long_is_stuck_at_the_next_token() -> None:
+    """Drafts are cut short first; the output ends where the budget of its tokens is used up."""
+    now_s, cost_s = 0.0, 0.0
+
+    class SlowMatcher(ToyMatcher):
+        def bitmask(self) -> NDArray[int32] | None:
+            nonlocal now_s
+            now_s += cost_s
+            return super().bitmask()
+
+    path = GrammarPath(SlowMatcher(), lambda: now_s)
+    cost_s = BUDGET_PER_TOKEN_S
+    for length in range(1, 200):
+        assert ids_of(path.allowed_after([0] * length, length)) == {0, 1, 2}
+    cost_s = BUDGET_S + BUDGET_PER_TOKEN_S
+    assert ids_of(path.allowed_after([0] * 201, 200)) == set()
+    assert not path.is_stuck
+    assert ids_of(path.allowed_after([0] * 200, 200)) == set()
+    assert path.is_stuck

@@ -13,6 +13,8 @@ import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from outrider.grammar.structural_tag import COMPACT_JSON
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
 # Bytes that one grammar may take beyond what the library itself does.
 _MAX_MEMORY_BYTES = 2 << 30
+_NUM_FIRST_STEPS = 16
 
 
 def main() -> None:
@@ -50,9 +53,27 @@ def _serve(questions: TextIO, answers: TextIO) -> None:
 def _compile(compiler: Any, structural_tag: dict[str, Any]) -> dict[str, str]:
     try:
         tag = _without_compact_json(structural_tag)
-        return {"compiled": compiler.compile_structural_tag(tag).serialize_json()}
+        compiled = compiler.compile_structural_tag(tag)
+        _take_first_steps(compiled)
+        return {"compiled": compiled.serialize_json()}
     except Exception as error:
         return {"error": str(error) or type(error).__name__}
+
+
+def _take_first_steps(compiled: Any) -> None:
+    """Follows the grammar a little, so that one that takes without end does so here."""
+    import xgrammar
+
+    matcher = xgrammar.GrammarMatcher(compiled)
+    bitmask = xgrammar.allocate_token_bitmask(1, compiled.tokenizer_info.vocab_size)
+    for _ in range(_NUM_FIRST_STEPS):
+        matcher.fill_next_token_bitmask(bitmask)
+        allowed = np.unpackbits(bitmask.numpy().view(np.uint8), bitorder="little")
+        token_ids = np.flatnonzero(allowed)
+        if not len(token_ids) or not matcher.accept_token(int(token_ids[0])):
+            return
+        if matcher.is_terminated():
+            return
 
 
 def _without_compact_json(value: Any) -> Any:

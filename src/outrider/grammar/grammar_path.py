@@ -5,19 +5,30 @@ every row, and what is emitted shares its beginning with what was drafted. All t
 text they ask about; the path takes back the tokens in which that differs from the text before, and
 accepts the others. So nothing has to be told when drafts are rejected, when a step fails, or when a
 request loses its caches and runs again.
+
+An ambiguous grammar takes ever longer to follow, on the thread that all requests run on. A path
+therefore has a budget of processor time, far above what others need, and is stuck past it.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy import int32
     from numpy.typing import NDArray
 
     from outrider.grammar.matcher import Matcher
+
+# Of processor time: for an output as such, and for each of its tokens. A token takes some masks
+# for its drafts, of usually less than a millisecond each.
+BUDGET_S = 2.0
+BUDGET_PER_TOKEN_S = 0.02
 
 
 class GrammarPath:
@@ -25,10 +36,13 @@ class GrammarPath:
 
     Args:
         matcher: at the beginning of its grammar.
+        clock: seconds that this thread has computed.
     """
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: Matcher, clock: Callable[[], float] = time.thread_time) -> None:
         self._matcher = matcher
+        self._clock = clock
+        self._spent_s = 0.0
         self._token_ids: list[int] = []
         self._num_certain = 0
         # Of the tokens, how many the matcher has accepted: those from the first that it refused, or
@@ -40,7 +54,7 @@ class GrammarPath:
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it came to where nothing may follow and the text is not complete."""
+        """Whether nothing may follow and the text is not complete, or the budget is used up."""
         return self._is_stuck
 
     def allowed_after(self, token_ids: Sequence[int], num_certain: int) -> NDArray[int32] | None:
@@ -53,8 +67,12 @@ class GrammarPath:
         if num_tokens not in self._masks:
             if self._num_matched < num_tokens or self._matcher.is_terminated():
                 return None
+            start = self._clock()
             self._masks[num_tokens] = self._matcher.bitmask()
+            self._spent_s += self._clock() - start
         mask = self._masks[num_tokens]
+        if mask is not None and self._spent_s > BUDGET_S + BUDGET_PER_TOKEN_S * num_certain:
+            mask = np.zeros_like(mask)
         if mask is not None and num_tokens == num_certain and not mask.any():
             self._is_stuck = True
         return mask
@@ -77,6 +95,7 @@ class GrammarPath:
 
     def _move(self, token_ids: Sequence[int]) -> None:
         """Brings the matcher to the end of a text."""
+        start = self._clock()
         num_shared = self._num_shared(token_ids)
         self._take_back(num_shared)
         for token_id in token_ids[num_shared:]:
@@ -84,6 +103,7 @@ class GrammarPath:
             if is_at_end and not self._matcher.is_terminated() and self._matcher.accept(token_id):
                 self._num_matched += 1
             self._token_ids.append(token_id)
+        self._spent_s += self._clock() - start
 
     def _confirm(self, num_certain: int) -> None:
         """Forgets the masks of places that are never come back to."""

@@ -205,7 +205,10 @@ class Generation:
         ends = {(one.finish_reason, one.stop_reason) for one in output.outputs}
         if ("error", GRAMMAR_STUCK) in ends:
             raise self._explain(
-                RequestError(f"{GRAMMAR_STUCK} leads to a text that nothing can follow")
+                RequestError(
+                    f"{GRAMMAR_STUCK} leads to a text that nothing can follow, or takes too long "
+                    "to be followed: it is ambiguous"
+                )
             )
         if "error" in reasons:
             raise ApiError(500, "the model's probabilities were not finite")
