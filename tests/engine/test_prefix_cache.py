@@ -234,3 +234,15 @@ def test_the_tests_above_would_notice(
     }
     with pytest.raises(AssertionError):
         tests.get(fault, test_another_token_after_a_shared_block)()
+
+
+def test_a_head_leaves_no_rows_that_it_has_not_run() -> None:
+    """Where its limit ends drafting for the first request, and not yet for the second."""
+    limit = 3 * BLOCK + 5
+    engine = make(drafter_max_model_len=limit)
+    ask(engine, text()[: limit - 1], greedy(MAX_TOKENS))
+    shorter = text()[: limit - 4]
+    expected = cold(shorter, greedy(MAX_TOKENS), drafter_max_model_len=limit)
+    assert any(num_drafts for num_drafts, _, _ in expected.windows)
+    for num_expected in (0, 3 * BLOCK):
+        assert ask(engine, shorter, greedy(MAX_TOKENS)) == (expected, num_expected)

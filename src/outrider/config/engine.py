@@ -198,6 +198,11 @@ class EngineConfig:
         return 0 if self.speculative is None else self.speculative.num_speculative_tokens
 
     @property
+    def drafter_max_model_len(self) -> int | None:
+        """Positions from here on get no draft; None is no such limit."""
+        return None if self.speculative is None else self.speculative.max_model_len
+
+    @property
     def uses_mtp(self) -> bool:
         """Whether the checkpoint's head drafts."""
         return self.speculative is not None and self.speculative.method == "mtp"

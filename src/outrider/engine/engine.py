@@ -137,6 +137,7 @@ class LLMEngine(EngineCore):
                 cache_manager,
                 max_num_batched_tokens=config.max_num_batched_tokens,
                 num_speculative_tokens=config.num_speculative_tokens,
+                drafter_max_model_len=config.drafter_max_model_len,
                 long_prefill_token_threshold=config.long_prefill_token_threshold,
             ),
             ModelRunner(

@@ -36,17 +36,24 @@ class PrefixSharing:
     Args:
         cache_manager: with a prefix cache.
         num_speculative_tokens: K.
+        drafter_max_model_len: positions from here on the head does not run; None is no limit.
 
     Attributes:
         num_queried_tokens: of all requests when they were let in for the first time.
         num_hit_tokens: those of them that did not have to run.
     """
 
-    def __init__(self, cache_manager: CacheManager, num_speculative_tokens: int) -> None:
+    def __init__(
+        self,
+        cache_manager: CacheManager,
+        num_speculative_tokens: int,
+        drafter_max_model_len: int | None,
+    ) -> None:
         assert cache_manager.prefix is not None, "these caches keep nothing to share"
         self._prefix: PrefixCache = cache_manager.prefix
         self._block_size = cache_manager.block_size
         self._num_speculative_tokens = num_speculative_tokens
+        self._drafter_max_model_len = drafter_max_model_len
         self._batch: ScheduledBatch | None = None
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
@@ -198,7 +205,10 @@ class PrefixSharing:
         request.num_left_blocks = max(num_filled, request.num_left_blocks)
 
     def _drafts(self, request: Request) -> bool:
-        return most_drafts(request, self._num_speculative_tokens) > 0
+        """Whether the head runs a request's rows: the last ones, and those that come."""
+        limit = self._drafter_max_model_len
+        is_within = limit is None or len(request.token_ids) < limit
+        return is_within and most_drafts(request, self._num_speculative_tokens) > 0
 
     def _hashes(self, request: Request) -> list[bytes]:
         extend_block_hashes(

@@ -40,6 +40,7 @@ class Scheduler:
         max_num_batched_tokens: rows of a step; a longer prompt runs in pieces, and of a longer
             window the drafts that find room.
         num_speculative_tokens: K.
+        drafter_max_model_len: positions from here on get no draft; None is no limit.
         long_prefill_token_threshold: rows of one prompt in a step; 0 is as many as find room.
     """
 
@@ -49,6 +50,7 @@ class Scheduler:
         *,
         max_num_batched_tokens: int,
         num_speculative_tokens: int,
+        drafter_max_model_len: int | None = None,
         long_prefill_token_threshold: int = 0,
     ) -> None:
         self._cache_manager = cache_manager
@@ -66,7 +68,9 @@ class Scheduler:
         self.metrics = SpecDecodeMetrics(num_speculative_tokens)
         self.prefix: PrefixSharing | None = None
         if cache_manager.prefix is not None:
-            self.prefix = PrefixSharing(cache_manager, num_speculative_tokens)
+            self.prefix = PrefixSharing(
+                cache_manager, num_speculative_tokens, drafter_max_model_len
+            )
         self.num_preemptions = 0
 
     @property

@@ -12,6 +12,7 @@ streams and its last draft, one position on:
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 import torch
@@ -140,8 +141,10 @@ class MTPProposer:
         if self._cache_manager.prefix is None:
             return []
         members, size = [], self._cache_manager.block_size
+        limit = inf if self._max_model_len is None else self._max_model_len
         for i, (request, span) in enumerate(zip(batch.requests, batch.spans, strict=True)):
-            if lengths[i] or result.is_broken[i]:
+            num_tokens = len(request.token_ids) + len(result.output_token_ids[i])
+            if lengths[i] or result.is_broken[i] or num_tokens >= limit:
                 continue
             end = request.num_prompt_tokens + request.max_output_tokens - 1
             if _has_ended(request, result, i):

@@ -43,6 +43,7 @@ EXTRA: dict[str, Any] = {
     "prompt_logprobs": 1,
     "num_speculative_tokens": 2,
     "rejection_sample_method": "standard",
+    "cache_salt": "pepper",
     "return_token_ids": True,
     "return_tokens_as_token_ids": True,
     "return_spec_decode_stats": True,
@@ -122,16 +123,26 @@ def test_a_stream_says_what_the_answer_in_one_piece_says(
 ) -> None:
     shared = {"model": "tiny", "max_tokens": 12, "seed": 3, **options}
     usage_option = {"include_usage": True}
-    whole = openai_client.completions.create(prompt="import os", **shared)
+    # Each is the first of its kind: nothing of a prompt comes from the cache.
+    first, second = ({"cache_salt": f"{options} {name}"} for name in ("whole", "streamed"))
+    whole = openai_client.completions.create(prompt="import os", extra_body=first, **shared)
     stream = openai_client.completions.create(
-        prompt="import os", stream=True, stream_options=usage_option, **shared
+        prompt="import os",
+        stream=True,
+        stream_options=usage_option,
+        extra_body=second,
+        **shared,
     )
     texts, usage = text_of(stream)
     assert texts == {choice.index: choice.text for choice in whole.choices}
     assert usage == whole.usage
-    chat = openai_client.chat.completions.create(messages=MESSAGES, **shared)
+    chat = openai_client.chat.completions.create(messages=MESSAGES, extra_body=first, **shared)
     stream = openai_client.chat.completions.create(
-        messages=MESSAGES, stream=True, stream_options=usage_option, **shared
+        messages=MESSAGES,
+        stream=True,
+        stream_options=usage_option,
+        extra_body=second,
+        **shared,
     )
     texts, usage = text_of(stream)
     assert texts == {choice.index: choice.message.content for choice in chat.choices}

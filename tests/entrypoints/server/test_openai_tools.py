@@ -124,7 +124,8 @@ def test_thoughts_of_a_real_model_are_counted(real_client: AppClient, bias: dict
             "tools": TOOLS[1:],
             **THINKS,
         }
-        answer = real_client.chat(**body).json()
+        # Each has a cache of its own, so that the usage is the same.
+        answer = real_client.chat(**body, cache_salt=f"{bias} {max_tokens} whole").json()
         assert "usage" in answer, answer
         usage, choice = answer["usage"], answer["choices"][0]
         spent = usage["completion_tokens_details"]["reasoning_tokens"]
@@ -134,7 +135,8 @@ def test_thoughts_of_a_real_model_are_counted(real_client: AppClient, bias: dict
         if 3 not in token_ids:
             assert spent == (token_ids.index(4) if 4 in token_ids else max_tokens)
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        chunks = events_of(real_client.chat(**body, **options))
+        salt = {"cache_salt": f"{bias} {max_tokens} streamed"}
+        chunks = events_of(real_client.chat(**body, **options, **salt))
         assert chunks[-1]["usage"] == usage
         told = [one["delta"] for chunk in chunks for one in chunk["choices"]]
         for kind in ("reasoning", "content"):
