@@ -34,25 +34,29 @@ def test_none_for_a_request_that_never_drafts(num_rows: list[int], options: dict
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("length", "engine_options", "options", "expected"),
     [
         # Two whole blocks are left to others; of the third they get nothing.
-        ({"max_tokens": 1}, [8, 8]),
-        ({"max_tokens": 4}, [8, 8]),
-        # The last token does not run, and fills no block.
-        ({"max_tokens": 5}, [8, 8, 4]),
-        ({"max_tokens": 9, "num_speculative_tokens": 0}, []),
+        (20, {}, {"max_tokens": 1}, [8, 8]),
+        (23, {}, {"max_tokens": 1}, [8, 8]),
+        (24, {}, {"max_tokens": 1}, [8, 8, 8]),
+        (24, {}, {"max_tokens": 9, "num_speculative_tokens": 0}, []),
+        # Past its limit the head does not run, for nobody.
+        (24, {"drafter_max_model_len": 24}, {"max_tokens": 1}, []),
     ],
 )
 def test_those_of_whole_blocks_for_others(
-    num_rows: list[int], options: dict[str, int], expected: list[int]
+    num_rows: list[int],
+    length: int,
+    engine_options: dict[str, int],
+    options: dict[str, int],
+    expected: list[int],
 ) -> None:
     """In an engine that keeps what was run: the head follows to the end of the last whole block."""
-    (prompt,) = random_prompts([20])
-    engine = make_engine(tiny_model(), 3, max_num_batched_tokens=8, drafter_max_model_len=1)
+    (prompt,) = random_prompts([length])
+    engine = make_engine(tiny_model(), 3, max_num_batched_tokens=8, **engine_options)
     decode(engine, [Job(prompt, greedy(**options))])
-    assert num_rows[: len(expected)] == expected
-    assert sum(num_rows) == (20 + options["max_tokens"] - 1) // 8 * 8 * bool(expected)
+    assert num_rows == expected
 
 
 def test_none_once_a_request_has_ended(num_rows: list[int]) -> None:
