@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser, Locator, Page
 
+    from tests.entrypoints.server.page_browser import OpenPage
+
 pytestmark = [pytest.mark.browser, needs_chromium]
 
 MAIN_PROMPT = "def main("
@@ -39,11 +41,12 @@ def browser() -> Iterator[Browser]:
         launched.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until(condition: Callable[[], bool], page: Page) -> None:
+    """Waits as the page does: what it says is heard in calls of the browser's library alone."""
     deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.01)
+        page.wait_for_timeout(10)
 
 
 def style(locator: Locator, name: str) -> str:
@@ -169,16 +172,16 @@ def test_what_the_policy_forbids_is_seen(browser: Browser) -> None:
         for told, attack in attacks.items():
             with suppress(PlaywrightError):
                 opened.page.evaluate(attack)
-            until(lambda told=told: any(told in one for one in opened.complaints))
+            until(lambda told=told: any(told in one for one in opened.complaints), opened.page)
         # What the attacks have brought is all there before it is forgotten.
         opened.page.evaluate("() => 0")
         opened.complaints.clear()
 
 
-def expect_status(complaints: list[str], status: int) -> None:
+def expect_status(opened: OpenPage, status: int) -> None:
     """Of an answer that is an error Chromium says so, which the page cannot help."""
-    until(lambda: bool(complaints))
-    assert str(status) in complaints.pop(0)
+    until(lambda: bool(opened.complaints), opened.page)
+    assert str(status) in opened.complaints.pop(0)
 
 
 def test_a_key_is_asked_for_and_kept_in_the_tab_alone(browser: Browser) -> None:
@@ -186,13 +189,13 @@ def test_a_key_is_asked_for_and_kept_in_the_tab_alone(browser: Browser) -> None:
         page = opened.page
         key = page.get_by_label("API key")
         key.wait_for()
-        expect_status(opened.complaints, 401)
+        expect_status(opened, 401)
         assert (page.get_by_role("alert").text_content() or "").startswith(
             "Error: no valid API key"
         )
         key.fill("wrong")
         key.press("Tab")
-        expect_status(opened.complaints, 401)
+        expect_status(opened, 401)
         key.fill("€")
         key.press("Tab")
         page.get_by_text("Error: the API key has characters that no key can have").wait_for()
@@ -218,7 +221,7 @@ def test_to_stop_aborts(browser: Browser) -> None:
             assert len(opened.llm.open_ids) == 1
             stop()
             page.get_by_text("Stopped. 1 token in 1 pass of the model.").wait_for()
-            until(lambda: not opened.llm.open_ids)
+            until(lambda: not opened.llm.open_ids, page)
             opened.write(PLAIN)
 
 
@@ -233,7 +236,7 @@ def test_errors_are_one_line_and_the_next_run_works(browser: Browser) -> None:
         opened.llm.refusal = "the prompt is not liked"
         page.get_by_role("button", name="Write").click()
         alert.get_by_text("Error: the prompt is not liked").wait_for()
-        expect_status(opened.complaints, 400)
+        expect_status(opened, 400)
         opened.llm.refusal = None
         opened.write(PLAIN)
         assert alert.text_content() == ""
