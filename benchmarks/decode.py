@@ -18,9 +18,9 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import parse_sizes
 from benchmarks.provenance import provenance
 from outrider.bundled import BUNDLED_PROMPTS
 from outrider.entrypoints.cli.options import (
@@ -30,19 +30,17 @@ from outrider.entrypoints.cli.options import (
     takes_engine_options,
 )
 from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts_file, spread
+from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun, DecodeSpeed
 from outrider.entrypoints.llm import LLM
 from outrider.entrypoints.prompt_encoder import EncodedPrompt
-from outrider.errors import ConfigError
 from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.metrics import SpecDecodeMetrics
 
 NUM_WARM_UP_TOKENS = 16
 # Every round runs its prompts, whatever the rounds before it have run.
 _RUNS_EVERYTHING = {"enable_prefix_caching": False}
-# Of the table in a file or a pipe.
-REPORT_WIDTH = 110
 
 app = make_app("benchmarks.decode")
 
@@ -132,7 +130,7 @@ def decode(
 
     The last line of the output is JSON, with where the numbers come from.
     """
-    numbers, batch_sizes = [0, *parse_k_list(k)], _parse_batch_sizes(batch)
+    numbers, batch_sizes = [0, *parse_k_list(k)], parse_sizes("--batch", batch, "1 or 1,4,8")
     params = [
         SamplingParams(
             temperature=temperature,
@@ -166,13 +164,6 @@ def decode(
     }
     sys.stdout.write(f"{json.dumps(report)}\n")
     return 0
-
-
-def _parse_batch_sizes(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--batch must be numbers from 1 such as 1 or 1,4,8, got {text!r}")
-    return [int(part) for part in parts]
 
 
 def _measure(
@@ -228,10 +219,7 @@ def _show(measured: list[Measurement], setting: str) -> None:
             " ".join(f"{rate:.2f}" for rate in metrics.acceptance_rate_per_pos),
             f"{_num_equal(one.token_ids, plain.token_ids)}/{len(plain.token_ids)}",
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = REPORT_WIDTH
-    console.print(table)
+    report_console().print(table)
 
 
 if __name__ == "__main__":

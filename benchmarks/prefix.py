@@ -23,14 +23,15 @@ from statistics import median
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from benchmarks.options import parse_sizes
 from benchmarks.provenance import provenance
 from outrider.bundled import BUNDLED_PROMPTS
 from outrider.engine.engine import LLMEngine
 from outrider.entrypoints.cli.options import Options, speculative_options, takes_engine_options
 from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts_file
+from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.llm import LLM
 from outrider.errors import ConfigError
@@ -123,7 +124,7 @@ def prefix(
 
     The last line of the output is JSON, with where the numbers come from.
     """
-    numbers = _parse_lengths(lengths)
+    numbers = parse_sizes("--lengths", lengths, "256,1024")
     speculative = speculative_options(k, engine_options.pop("speculative_config", None))
     llm = LLM(speculative_config=speculative, **{"max_num_seqs": 1, **engine_options})
     on = llm.llm_engine
@@ -153,13 +154,6 @@ def prefix(
     }
     sys.stdout.write(f"{json.dumps(report)}\n")
     return 0
-
-
-def _parse_lengths(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--lengths must be numbers from 1 such as 256,1024, got {text!r}")
-    return [int(part) for part in parts]
 
 
 def _run(engine: LLMEngine, prompt: list[int]) -> tuple[float, list[int], int | None]:
@@ -196,10 +190,7 @@ def _show(measured: list[Measurement], setting: str) -> None:
             cells["warm"],
             f"{one.speed_up():.1f}",
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = REPORT_WIDTH
-    console.print(table)
+    report_console(REPORT_WIDTH).print(table)
 
 
 if __name__ == "__main__":

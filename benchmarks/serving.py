@@ -26,14 +26,16 @@ from typing import Annotated, Any, Self
 
 import openai
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from benchmarks.decode import NUM_WARM_UP_TOKENS, REPORT_WIDTH
+from benchmarks.decode import NUM_WARM_UP_TOKENS
+from benchmarks.options import parse_sizes
 from benchmarks.provenance import provenance
 from outrider.bundled import BUNDLED_MODEL_DIR, BUNDLED_PROMPTS
+from outrider.config import EngineConfig
 from outrider.entrypoints.cli.options import parse_k_list
 from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts_file, spread
+from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.errors import ConfigError, OutriderError
 
@@ -253,7 +255,7 @@ def serving(
 
     The last line of the output is JSON, with where the numbers come from.
     """
-    levels = _parse_streams(streams)
+    levels = parse_sizes("--streams", streams, "1 or 1,8,32")
     numbers = [0, *parse_k_list(k)]
     prompts = [_as_field(one) for one in spread(read_prompts_file(prompts_file), num_requests)]
     if len(prompts) < max(levels):
@@ -272,6 +274,7 @@ def serving(
             for num_streams in levels
             for level in _measure(servers, prompts, num_streams, rounds, options)
         ]
+    config = EngineConfig(model=str(model_dir)).resolve()
     _show(results, f"temperature {temperature:g}, {len(prompts)} requests of {max_tokens} tokens")
     report = {
         "benchmark": "serving",
@@ -279,7 +282,7 @@ def serving(
         "temperature": temperature,
         "rounds": rounds,
         "results": [level.to_dict() for level in results],
-        "provenance": provenance("cpu", "float32"),
+        "provenance": provenance(str(config.device), config.dtype),
     }
     sys.stdout.write(f"{json.dumps(report)}\n")
     return 0
@@ -291,13 +294,6 @@ def _as_field(prompt: str | dict[str, Any]) -> str | list[int]:
         return prompt
     field_value: str | list[int] = prompt.get("prompt_token_ids") or prompt["prompt"]
     return field_value
-
-
-def _parse_streams(text: str) -> list[int]:
-    parts = text.split(",")
-    if not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
-        raise ConfigError(f"--streams must be numbers from 1 such as 1 or 1,8,32, got {text!r}")
-    return [int(part) for part in parts]
 
 
 def _measure(
@@ -343,10 +339,7 @@ def _show(results: Sequence[Level], setting: str) -> None:
             *(_ms(values) for values in (level.first_token_s, level.inter_token_s)),
             _ms(level.chunk_gaps_s),
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = REPORT_WIDTH
-    console.print(table)
+    report_console().print(table)
 
 
 def _ms(values: Sequence[float]) -> str:

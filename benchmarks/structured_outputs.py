@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 import jsonschema
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.provenance import provenance
 from outrider.bundled import BUNDLED_SUITES
 from outrider.config import DraftSampleMethod, RejectionSampleMethod
 from outrider.entrypoints.cli.prompt_sources import read_prompts_file, spread
+from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun
 from outrider.entrypoints.llm import LLM
@@ -31,7 +31,6 @@ from outrider.spec_decode.metrics import SpecDecodeMetrics
 from outrider.spec_decode.mtp_proposer import MTPProposer
 from outrider.structured_outputs import StructuredOutputsParams
 
-REPORT_WIDTH = 110
 RULES: list[tuple[float, RejectionSampleMethod]] = [
     (0.0, "block"),
     (1.0, "standard"),
@@ -122,7 +121,7 @@ def structured_outputs(
             measured = Measurement(temperature, rule, is_masked)
             _measure(llm, prompts, params, measured)
             results.append(measured)
-    Console(width=None if sys.stdout.isatty() else REPORT_WIDTH).print(_table(results))
+    report_console().print(_table(results))
     engine = llm.llm_engine.config
     report = {
         "k": k,

@@ -28,7 +28,6 @@ import torch
 import torch.nn.functional as F
 import transformers
 import typer
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from transformers.models.qwen4_exp.configuration_qwen4_exp import Qwen4ExpTextConfig
@@ -38,6 +37,7 @@ from transformers.models.qwen4_exp.modeling_qwen4_exp import (
 
 from benchmarks.provenance import provenance
 from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.errors import ConfigError
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
@@ -277,10 +277,7 @@ def _show(results: list[dict[str, Any]], setting: str) -> None:
             f"{one['tokens_per_cpu_s']:.0f}",
             f"{one['cpu_ratio']:.2f}",
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100
-    console.print(table)
+    report_console(width=100).print(table)
 
 
 if __name__ == "__main__":

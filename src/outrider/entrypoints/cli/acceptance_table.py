@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from outrider.entrypoints.acceptance_sweep import Way
+from outrider.entrypoints.cli.report import report_console
 
 if TYPE_CHECKING:
     from outrider.entrypoints.acceptance import Interval
@@ -56,9 +56,7 @@ def show_acceptance(result: SweepResult, title: str) -> None:
             ),
             f"{row.repeated_share:.1%}",
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = REPORT_WIDTH
+    console = report_console(REPORT_WIDTH)
     console.print(table)
     for gain in result.gains:
         console.print(_gain(gain), highlight=False)

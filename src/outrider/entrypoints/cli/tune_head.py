@@ -18,6 +18,7 @@ from outrider.entrypoints.cli.options import (
     takes_tuning_options,
 )
 from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_sourced_prompts
+from outrider.entrypoints.cli.report import report_console
 from outrider.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from outrider.entrypoints.head_tuning import HeadTuningReport
 
 # Of the table in a file or a pipe.
-REPORT_WIDTH = 110
 
 
 _PromptsFile = Annotated[
@@ -111,7 +111,6 @@ def _speculative_config(k: int | None, options: Options) -> Options:
 
 
 def _show(report: "HeadTuningReport", checkpoint: Path, output_dir: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from outrider.entrypoints.cli.acceptance_table import with_interval
@@ -131,9 +130,7 @@ def _show(report: "HeadTuningReport", checkpoint: Path, output_dir: Path) -> Non
             with_interval(change.gain_fresh, change.gain_fresh_ci95, "+.2f"),
             end_section=True,
         )
-    console = Console()
-    if not console.is_terminal:
-        console.width = REPORT_WIDTH
+    console = report_console()
     console.print(table)
     tuning = report.tuning
     console.print(
