@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from outrider.batch import ScheduledBatch, SnapshotRow
 from outrider.cache.block_hashes import extend_block_hashes
 from outrider.cache.prefix_cache import NO_HIT, PrefixHit
-from outrider.spec_decode.draft_length import most_drafts
+from outrider.spec_decode.draft_length import head_runs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -206,9 +206,7 @@ class PrefixSharing:
 
     def _drafts(self, request: Request) -> bool:
         """Whether the head runs a request's rows: the last ones, and those that come."""
-        limit = self._drafter_max_model_len
-        is_within = limit is None or len(request.token_ids) < limit
-        return is_within and most_drafts(request, self._num_speculative_tokens) > 0
+        return head_runs(request, 0, self._num_speculative_tokens, self._drafter_max_model_len)
 
     def _hashes(self, request: Request) -> list[bytes]:
         extend_block_hashes(

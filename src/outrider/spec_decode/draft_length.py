@@ -37,3 +37,21 @@ def most_drafts(request: Request, num_speculative_tokens: int) -> int:
     """K of a request where nothing clips it: what it asks for, at most K of the engine."""
     wanted = request.params.num_speculative_tokens
     return num_speculative_tokens if wanted is None else min(wanted, num_speculative_tokens)
+
+
+def head_runs(
+    request: Request,
+    num_new_tokens: int,
+    num_speculative_tokens: int,
+    max_model_len: int | None = None,
+) -> bool:
+    """Whether the head runs a request's rows, be it for others alone: it drafts, within its limit.
+
+    Args:
+        request: as for `draft_length`.
+        num_new_tokens: what it is about to take up.
+        num_speculative_tokens: K of the engine.
+        max_model_len: of the proposer, as for `draft_length`.
+    """
+    is_within = max_model_len is None or len(request.token_ids) + num_new_tokens < max_model_len
+    return is_within and most_drafts(request, num_speculative_tokens) > 0

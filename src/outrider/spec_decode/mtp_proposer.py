@@ -12,7 +12,6 @@ streams and its last draft, one position on:
 
 from __future__ import annotations
 
-from math import inf
 from typing import TYPE_CHECKING
 
 import torch
@@ -29,7 +28,7 @@ from outrider.batch import (
 from outrider.errors import ConfigError
 from outrider.models.qwen4_exp.cache_specs import MTP_GROUPS
 from outrider.models.qwen4_exp.sparse_attention import IndexShare
-from outrider.spec_decode.draft_length import draft_length, most_drafts
+from outrider.spec_decode.draft_length import draft_length, head_runs
 from outrider.spec_decode.draft_sampler import DraftSampler
 
 if TYPE_CHECKING:
@@ -141,17 +140,15 @@ class MTPProposer:
         if self._cache_manager.prefix is None:
             return []
         members, size = [], self._cache_manager.block_size
-        limit = inf if self._max_model_len is None else self._max_model_len
         for i, (request, span) in enumerate(zip(batch.requests, batch.spans, strict=True)):
-            num_tokens = len(request.token_ids) + len(result.output_token_ids[i])
-            if lengths[i] or result.is_broken[i] or num_tokens >= limit:
+            if lengths[i] or result.is_broken[i]:
                 continue
             end = request.num_prompt_tokens + request.max_output_tokens - 1
             if _has_ended(request, result, i):
                 end = span.start + span.num_certain_rows + result.num_accepted_tokens[i]
-            if span.start < end // size * size and most_drafts(
-                request, self._num_speculative_tokens
-            ):
+            num_new, k = len(result.output_token_ids[i]), self._num_speculative_tokens
+            is_run = head_runs(request, num_new, k, self._max_model_len)
+            if is_run and span.start < end // size * size:
                 members.append(i)
         return members
 
