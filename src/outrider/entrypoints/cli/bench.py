@@ -32,7 +32,7 @@ from outrider.entrypoints.cli.prompt_sources import (
     read_prompts_file,
     spread,
 )
-from outrider.entrypoints.cli.run import EXIT_ERROR, make_app
+from outrider.entrypoints.cli.run import make_group
 from outrider.errors import ConfigError, RequestError, shown
 from outrider.sampling_params import SamplingParams
 
@@ -90,15 +90,7 @@ _IsJson = Annotated[
     bool, typer.Option("--json", help="Print the line of JSON alone, without the table.")
 ]
 
-bench = make_app("bench")
-
-
-@bench.callback(invoke_without_command=True)
-def choose(context: typer.Context) -> None:
-    """Measure a checkpoint."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit(EXIT_ERROR)
+bench = make_group("bench", "Measure a checkpoint.")
 
 
 @bench.command()

@@ -31,6 +31,24 @@ def make_app(name: str) -> typer.Typer:
     )
 
 
+def make_group(name: str, purpose: str) -> typer.Typer:
+    """A command whose parts are commands; alone it shows them, and ends as an error does.
+
+    Args:
+        name: of the command.
+        purpose: of all of them, a sentence for the help.
+    """
+    group = make_app(name)
+
+    @group.callback(invoke_without_command=True, help=purpose)
+    def choose(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+            raise typer.Exit(EXIT_ERROR)
+
+    return group
+
+
 def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> int:
     """Runs a program and returns its exit code.
 

@@ -4,20 +4,12 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from outrider.entrypoints.cli.run import EXIT_ERROR, make_app
+from outrider.entrypoints.cli.run import EXIT_ERROR, make_group
 
 if TYPE_CHECKING:
     from outrider.vllm_plugin.doctor import Diagnosis
 
-vllm = make_app("vllm")
-
-
-@vllm.callback(invoke_without_command=True)
-def choose(context: typer.Context) -> None:
-    """Use Outrider as a plugin of vLLM."""
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit(EXIT_ERROR)
+vllm = make_group("vllm", "Use Outrider as a plugin of vLLM.")
 
 
 @vllm.command()
