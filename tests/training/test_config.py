@@ -54,6 +54,7 @@ def test_types_follow_the_fields(tmp_path: Path) -> None:
         (RUN + BUDGET + '[data]\nheld_out = ["a"]\n', "data.train: missing; data.held_out"),
         (RUN + BUDGET + '[data]\nsuffixes = ["py"]\n', "'py' does not start with a dot"),
         (RUN + BUDGET + "[data]\nbatch_size = 0\n", "data.batch_size: 0 is not at least 1"),
+        (RUN + "export_every_tokens = 0\n" + BUDGET, "export_every_tokens: 0 is not at least 1"),
         (RUN + BUDGET + "[data]\nbatch_size = 1.5\n", "batch_size: 1.5 is not of type int"),
         (RUN + "[schedule\n", "not TOML"),
     ],

@@ -132,6 +132,34 @@ def test_a_full_disk_leaves_the_earlier_checkpoint(tmp_path: Path, file: str) ->
     assert tiny_trainer(tiny_run(tmp_path)).progress.step == 2
 
 
+def test_exports_on_the_way_are_what_the_weights_were(tmp_path: Path) -> None:
+    def trainer(folder: str) -> Trainer:
+        # 48 tokens a step: 100, 200 and 300 are passed in steps 3, 5 and 7, of which there are 6.
+        config = tiny_run(tmp_path / folder)
+        return tiny_trainer(
+            dataclasses.replace(
+                config, run=dataclasses.replace(config.run, export_every_tokens=100)
+            )
+        )
+
+    whole = trainer("whole")
+    whole.train()
+    exports = sorted((tmp_path / "whole" / "exports").iterdir())
+    assert [path.name for path in exports] == ["step-00000003", "step-00000005"]
+    early, late = (load_model(path).lm_head.weight for path in exports)
+    assert not torch.equal(early, late)
+    assert not torch.equal(late, whole.model.lm_head.weight.bfloat16().float())
+    # A run that was stopped and goes on keeps to the same places.
+    half = trainer("half")
+    for _ in range(4):
+        half.step()
+    half.save()
+    trainer("half").train()
+    (export,) = (tmp_path / "half" / "exports").iterdir()
+    assert export.name == "step-00000005"
+    assert torch.equal(load_model(export).lm_head.weight, late)
+
+
 class Crash(BaseException):
     """Nothing handles it, as nothing handles a kill."""
 

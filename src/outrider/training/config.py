@@ -122,6 +122,8 @@ class RunConfig:
     num_eval_windows: int = 16
     checkpoint_every_minutes: float = 5.0  # 0 is after each step
     num_kept_checkpoints: int = 2
+    # Beside the export at the end, one each time that so many tokens more have been seen; all stay.
+    export_every_tokens: int | None = None
     # Builds native kernels for the CPU with the C++ compiler at hand: seconds at the first start,
     # far less time a step.
     compile: bool = False
@@ -156,8 +158,9 @@ class TrainConfig:
             ("run.num_eval_windows", self.run.num_eval_windows),
             ("run.num_kept_checkpoints", self.run.num_kept_checkpoints),
             ("run.num_workers", self.run.num_workers),
+            ("run.export_every_tokens", self.run.export_every_tokens),
         ):
-            if value < 1:
+            if value is not None and value < 1:
                 raise ConfigError(f"{name}: {value} is not at least 1")
         if self.data.batch_size % self.run.num_workers:
             raise ConfigError(

@@ -18,7 +18,6 @@ from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.models.qwen4_exp.weights import has_mtp, load_weights
 from outrider.training.corpus import TokenArray, encode_documents, load_documents
-from outrider.training.export import export_checkpoint
 from outrider.training.loss_plot import LossPlot
 from outrider.training.memory import keep_freed_memory
 from outrider.training.trainer import Trainer, load_tokenizer
@@ -90,7 +89,7 @@ def run_to_the_end(trainer: Trainer, config: TrainConfig) -> Path | None:
     if trainer.train() is None:
         return None
     export_dir = config.run.output_dir / EXPORT_FOLDER
-    export_checkpoint(trainer.model, config.run.model_dir, export_dir)
+    trainer.export(export_dir)
     return export_dir
 
 

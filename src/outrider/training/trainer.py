@@ -22,6 +22,7 @@ from outrider.training.checkpoint import (
 )
 from outrider.training.corpus import TokenArray, WindowSampler
 from outrider.training.evaluation import Evaluation, evaluate, evaluation_windows
+from outrider.training.export import export_checkpoint
 from outrider.training.objective import Losses, joint_loss, predict
 from outrider.training.run_log import LOG_FILE, RunLog
 from outrider.training.schedule import Progress, learning_rate_factor
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+EXPORTS_FOLDER = "exports"
 # Tables of which a step touches few rows: decay would wear away what rare tokens learned.
 _UNDECAYED_SUFFIXES = ("embed_tokens.weight", "ngram_embedding.weight", "conv1d.weight")
 
@@ -176,6 +178,8 @@ class Trainer:
             ):
                 self.save()
                 last_checkpoint_s = self.progress.elapsed_s
+            if self._is_export_due():
+                self.export(config.run.output_dir / EXPORTS_FOLDER / f"step-{step:08d}")
         self.save()
         logger.info("budget used up at step %d", self.progress.step)
         return self.evaluate()
@@ -221,6 +225,15 @@ class Trainer:
         """Writes a checkpoint and deletes those that are too many."""
         save_training_checkpoint(self._checkpoints, self.model, self._optimizer, self.progress)
         delete_old_checkpoints(self._checkpoints, self._config.run.num_kept_checkpoints)
+
+    def export(self, output_dir: Path) -> None:
+        """Writes the weights as a checkpoint that engine and transformers load."""
+        export_checkpoint(self.model, self._config.run.model_dir, output_dir)
+
+    def _is_export_due(self) -> bool:
+        """Whether the last step came to a multiple of `export_every_tokens`, or over it."""
+        every = self._config.run.export_every_tokens
+        return every is not None and self.progress.num_tokens % every < self._num_tokens_per_step
 
     def _steps(self) -> Iterator[tuple[Losses, float, float]]:
         """Losses, norm of the gradient and seconds of each step up to the end of the budget."""
