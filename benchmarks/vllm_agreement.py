@@ -1,50 +1,30 @@
 """What the plugin makes vLLM write, judged by our own float32 engine.
 
-Each K has a vLLM engine of its own, in a process of its own. Its greedy texts are then read by our
-engine, which says at each of their tokens what it would have written after the same tokens before
-it (teacher forcing): the agreement, and how far below its own choice the token lies. Beside K = 0
-stands what drafting adds to, or takes from, that.
+Each K has a vLLM engine of its own, in a process of its own. Its greedy texts are read by our
+engine (`benchmarks.vllm_judge`), and beside K = 0 stands what drafting adds to, or takes from,
+that. From the first difference of two texts on, their tokens come after different ones; so K and
+K = 0 are also compared over the tokens that come after the same ones.
 
     python -m benchmarks.vllm_agreement -k 3 --dtype float32 --prefix-caching
     python -m benchmarks.vllm_agreement -k 3 --engine '{"tensor_parallel_size": 2}'
 """
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.provenance import provenance
-from outrider.bundled import BUNDLED_MODEL_DIR, BUNDLED_SUITES
+from benchmarks.vllm_judge import MAX_MODEL_LEN, SCHEMA, Judge
+from benchmarks.vllm_process import run_vllm
+from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.entrypoints.cli.options import parse_k_list
-from outrider.entrypoints.cli.prompt_sources import PromptInput, read_prompts_file, spread
+from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
-from outrider.entrypoints.llm import LLM
-from outrider.errors import ConfigError
-from outrider.sampling_params import SamplingParams
-
-# What an object of the JSON suite may hold; short, so that drafts are often cut by the grammar.
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 12},
-        "size": {"type": "integer", "minimum": 0, "maximum": 999},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 2},
-    },
-    "required": ["name", "size", "tags"],
-    "additionalProperties": False,
-}
-MAX_MODEL_LEN = 1024
-TIMEOUT_S = 1800
 
 app = make_app("benchmarks.vllm_agreement")
 
@@ -59,9 +39,13 @@ class Agreement:
         num_agreeing: of them, what our engine would have written.
         mean_gap: mean of how far below our engine's choice they lie, in nats.
         largest_gap: the largest of these.
+        num_shared: tokens that come after the same tokens as those of K = 0.
+        num_shared_agreeing: of them, what our engine would have written.
+        num_plain_agreeing: the same of the tokens of K = 0 in these places.
         num_same_texts: texts that are token for token those of K = 0.
         num_texts: texts.
         mean_acceptance_length: 1 + accepted / drafts; 1 without drafts.
+        num_draft_tokens_missing: K for each window with drafts, less the drafts in them.
         num_cached_tokens: of prompts, taken from the prefix cache.
         seconds_to_start: of vLLM's engine.
         tokens_per_s: all texts together, prompts included.
@@ -72,123 +56,130 @@ class Agreement:
     num_agreeing: int
     mean_gap: float
     largest_gap: float
+    num_shared: int
+    num_shared_agreeing: int
+    num_plain_agreeing: int
     num_same_texts: int
     num_texts: int
     mean_acceptance_length: float
+    num_draft_tokens_missing: int
     num_cached_tokens: int
     seconds_to_start: float
     tokens_per_s: float
 
 
-def _text(prompt: PromptInput) -> str:
-    """Of a line of a suite, which are texts."""
-    return prompt["prompt"] if isinstance(prompt, dict) else prompt
+@dataclass(frozen=True)
+class Comparison:
+    """What is decoded, and how.
 
+    Attributes:
+        engine: options of vLLM's LLM, without those of drafting.
+        suites: bundled sets of prompts.
+        num_prompts: of each suite.
+        max_tokens: of a text.
+        has_schema: texts are JSON of `SCHEMA`.
+    """
 
-def chosen_prompts(judge: LLM, suites: Sequence[str], num_prompts: int) -> list[list[int]]:
-    """Token ids of prompts of each suite, and one of all of them that is many blocks long."""
-    found: list[list[int]] = []
-    for suite in suites:
-        if suite not in BUNDLED_SUITES:
-            raise ConfigError(f"--suite: {suite} is none of {', '.join(BUNDLED_SUITES)}")
-        for prompt in spread(read_prompts_file(BUNDLED_SUITES[suite]), num_prompts):
-            found.append(judge.get_tokenizer().encode(_text(prompt)))
-    together = [token for prompt in found for token in prompt]
-    return [*found, together[: MAX_MODEL_LEN // 2]]
+    engine: dict[str, Any]
+    suites: tuple[str, ...] = ("code",)
+    num_prompts: int = 8
+    max_tokens: int = 48
+    has_schema: bool = False
 
-
-def run_vllm(task: dict[str, Any]) -> dict[str, Any]:
-    """Decodes a task in a vLLM of its own; its log is shown if it fails."""
-    with tempfile.TemporaryDirectory() as folder:
-        asked, found, log = (Path(folder) / name for name in ("task.json", "found.json", "log"))
-        asked.write_text(json.dumps(task))
-        with log.open("w") as stream:
-            status = subprocess.run(
-                [sys.executable, "-m", "benchmarks.vllm_run", str(asked), str(found)],
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                timeout=TIMEOUT_S,
-                env={
-                    "VLLM_CPU_KVCACHE_SPACE": "1",
-                    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                    **os.environ,
-                },
-                check=False,
-            ).returncode
-        if status:
-            sys.stderr.write(log.read_text()[-6000:])
-            raise ConfigError(f"vLLM ended with status {status}, see its log above")
-        outcome: dict[str, Any] = json.loads(found.read_text())
-        return outcome
-
-
-def judge_texts(
-    judge: LLM, prompts: Sequence[list[int]], texts: Sequence[list[int]]
-) -> list[float]:
-    """How far each token of the texts lies below what our engine would have written, in nats."""
-    scored = judge.generate(
-        [prompt + text for prompt, text in zip(prompts, texts, strict=True)],
-        SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1),
-    )
-    gaps = []
-    for prompt, text, output in zip(prompts, texts, scored, strict=True):
-        assert output.prompt_logprobs is not None, "they were asked for"
-        for token, entry in zip(text, output.prompt_logprobs[len(prompt) :], strict=True):
-            assert entry is not None, "only the first token of a prompt has none"
-            best = max(found.logprob for found in entry.values())
-            gaps.append(best - entry[token].logprob)
-    return gaps
-
-
-def measure(
-    judge: LLM,
-    prompts: list[list[int]],
-    ks: Sequence[int],
-    engine: dict[str, Any],
-    max_tokens: int,
-    schema: dict[str, Any] | None,
-) -> list[Agreement]:
-    """Decodes with each K, the first of them 0, and judges it."""
-    found = []
-    first: list[list[int]] | None = None
-    for k in ks:
-        speculative = {"method": "mtp", "num_speculative_tokens": k, "enforce_eager": True}
-        task = {
-            "prompts": prompts,
-            "engine": {**engine, **({"speculative_config": speculative} if k else {})},
-            "max_tokens": max_tokens,
-            "schema": schema,
-            "num_rounds": 2 if engine["enable_prefix_caching"] else 1,
+    @property
+    def engine_options(self) -> dict[str, Any]:
+        """All options of vLLM's LLM."""
+        return {
+            "model": str(BUNDLED_MODEL_DIR),
+            "dtype": "float32",
+            "max_model_len": MAX_MODEL_LEN,
+            "max_num_seqs": 8,
+            "enable_prefix_caching": False,
+            "block_size": 64,
+            **self.engine,
         }
-        outcome = run_vllm(task)
-        texts = outcome["token_ids"]
-        first = texts if first is None else first
-        gaps = judge_texts(judge, prompts, texts)
-        accepted, drafts = outcome["num_accepted_tokens"], outcome["num_drafts"]
-        found.append(
-            Agreement(
-                k,
-                len(gaps),
-                sum(gap == 0 for gap in gaps),
-                sum(gaps) / len(gaps),
-                max(gaps),
-                sum(a == b for a, b in zip(texts, first, strict=True)),
-                len(texts),
-                1 + accepted / drafts if drafts else 1.0,
-                int(outcome["num_cached_tokens"]),
-                outcome["seconds_to_start"],
-                outcome["num_tokens"] / outcome["seconds"],
-            )
-        )
-    return found
+
+    def task(self, prompts: list[list[int]], k: int) -> dict[str, Any]:
+        """For `benchmarks.vllm_run`; a second round finds what a first one has cached."""
+        engine = self.engine_options
+        if k:
+            drafting = {"method": "mtp", "num_speculative_tokens": k, "enforce_eager": True}
+            engine["speculative_config"] = drafting
+        one = {"temperature": 0.0, "max_tokens": self.max_tokens}
+        if self.has_schema:
+            one["schema"] = SCHEMA
+        num_rounds = 2 if engine["enable_prefix_caching"] else 1
+        return {"prompts": prompts, "engine": engine, "rounds": [one] * num_rounds}
+
+    def run(self, judge: Judge, ks: Sequence[int]) -> Iterator[Agreement]:
+        """Decodes with K = 0, then with each K of a list, and judges it.
+
+        Raises:
+            VllmError: vLLM ended with an error.
+        """
+        prompts = judge.prompts(self.suites, self.num_prompts)
+        schema = SCHEMA if self.has_schema else None
+        plain: list[tuple[list[int], list[float]]] | None = None
+        for k in ks if ks[0] == 0 else (0, *ks):
+            outcome = run_vllm(self.task(prompts, k))
+            texts = outcome["rounds"][-1]["token_ids"]
+            judged = list(zip(texts, judge.gaps(prompts, texts, schema), strict=True))
+            plain = judged if plain is None else plain
+            yield _agreement(k, judged, plain, outcome)
+
+
+def _agreement(
+    k: int,
+    judged: list[tuple[list[int], list[float]]],
+    plain: list[tuple[list[int], list[float]]],
+    outcome: dict[str, Any],
+) -> Agreement:
+    """Of the texts of K and of K = 0, each with its gaps."""
+    gaps = [gap for _, of_text in judged for gap in of_text]
+    shared = [
+        (gap, plain_gap)
+        for (text, of_text), (plain_text, plain_gaps) in zip(judged, plain, strict=True)
+        for gap, plain_gap in list(zip(of_text, plain_gaps, strict=False))[
+            : num_shared_places(text, plain_text)
+        ]
+    ]
+    rounds = outcome["rounds"]
+    drafts, drafted, accepted, cached = (
+        sum(one[name] for one in rounds)
+        for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens", "num_cached_tokens")
+    )
+    return Agreement(
+        k=k,
+        num_tokens=len(gaps),
+        num_agreeing=sum(gap == 0 for gap in gaps),
+        mean_gap=sum(gaps) / len(gaps),
+        largest_gap=max(gaps),
+        num_shared=len(shared),
+        num_shared_agreeing=sum(gap == 0 for gap, _ in shared),
+        num_plain_agreeing=sum(plain_gap == 0 for _, plain_gap in shared),
+        num_same_texts=sum(a == b for (a, _), (b, _) in zip(judged, plain, strict=True)),
+        num_texts=len(judged),
+        mean_acceptance_length=1 + accepted / drafts if drafts else 1.0,
+        num_draft_tokens_missing=k * drafts - drafted,
+        num_cached_tokens=cached,
+        seconds_to_start=outcome["seconds_to_start"],
+        tokens_per_s=len(gaps) / rounds[-1]["seconds"],
+    )
+
+
+def num_shared_places(text: Sequence[int], other: Sequence[int]) -> int:
+    """In how many places two texts have the same tokens before them, the first difference's too."""
+    shortest = min(len(text), len(other))
+    differing = (place for place in range(shortest) if text[place] != other[place])
+    return next(differing, shortest - 1) + 1
 
 
 def show(found: Sequence[Agreement], title: str) -> None:
     """Prints the table."""
     table = Table(title=title)
     for heading in (
-        "K", "tokens", "agree", "mean gap", "largest", "same texts", "acceptance", "cached",
-        "start", "tokens/s",
+        "K", "tokens", "agree", "on those of K = 0", "largest gap", "same texts", "acceptance",
+        "cached", "start", "tokens/s",
     ):  # fmt: skip
         table.add_column(heading, justify="right")
     for row in found:
@@ -196,7 +187,7 @@ def show(found: Sequence[Agreement], title: str) -> None:
             str(row.k),
             str(row.num_tokens),
             f"{row.num_agreeing / row.num_tokens:.2%}",
-            f"{row.mean_gap:.1e}",
+            f"{row.num_shared_agreeing - row.num_plain_agreeing:+d} of {row.num_shared}",
             f"{row.largest_gap:.1e}",
             f"{row.num_same_texts}/{row.num_texts}",
             f"{row.mean_acceptance_length:.2f}",
@@ -204,7 +195,7 @@ def show(found: Sequence[Agreement], title: str) -> None:
             f"{row.seconds_to_start:.0f} s",
             f"{row.tokens_per_s:.0f}",
         )
-    Console(width=110).print(table)
+    report_console().print(table)
 
 
 @app.command()
@@ -225,19 +216,14 @@ def main(
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens a text.")] = 48,
 ) -> int:
     """Compare what vLLM writes with our own engine, for each K."""
-    options = {
-        "model": str(BUNDLED_MODEL_DIR),
-        "dtype": dtype,
-        "max_model_len": MAX_MODEL_LEN,
-        "max_num_seqs": 8,
-        "enable_prefix_caching": prefix_caching,
-        "block_size": 64,
-        **json.loads(engine),
-    }
-    judge = LLM(dtype="float32", max_model_len=MAX_MODEL_LEN)
-    prompts = chosen_prompts(judge, suite.split(","), num_prompts)
-    schema = SCHEMA if json_schema else None
-    found = measure(judge, prompts, [0, *parse_k_list(k)], options, max_tokens, schema)
+    comparison = Comparison(
+        {"dtype": dtype, "enable_prefix_caching": prefix_caching, **json.loads(engine)},
+        tuple(suite.split(",")),
+        num_prompts,
+        max_tokens,
+        json_schema,
+    )
+    found = list(comparison.run(Judge(), [0, *parse_k_list(k)]))
     label = " ".join(
         [dtype, engine, *["prefix caching"] * prefix_caching, *["schema"] * json_schema]
     )
@@ -245,7 +231,7 @@ def main(
     typer.echo(
         json.dumps(
             {
-                "layout": options,
+                "layout": comparison.engine_options,
                 "schema": json_schema,
                 "results": [asdict(row) for row in found],
                 "provenance": provenance("cpu", dtype),
