@@ -63,6 +63,7 @@ def run_vllm(task: dict[str, Any]) -> dict[str, Any]:
                     "VLLM_CPU_OMP_THREADS_BIND": binding,
                     **os.environ,
                 },
+                cwd=Path(__file__).parents[1],
                 start_new_session=True,
             )
             try:

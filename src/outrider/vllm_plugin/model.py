@@ -31,6 +31,7 @@ from outrider.vllm_plugin.architecture import read_architecture
 from outrider.vllm_plugin.decoder_layer import ParallelDecoderLayer
 from outrider.vllm_plugin.norm import widen_norms
 from outrider.vllm_plugin.recurrent_state import COPY_FUNCTIONS, STATE_TYPE, state_spec
+from outrider.vllm_plugin.vocabulary import VocabularyModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -133,7 +134,7 @@ class Qwen4ExpModel(nn.Module):
         return hidden
 
 
-class Qwen4ExpForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMRoPE, SupportsPP):
+class Qwen4ExpForCausalLM(VocabularyModel, HasInnerState, IsHybrid, SupportsMRoPE, SupportsPP):
     """The text model that vLLM serves."""
 
     hf_to_vllm_mapper: ClassVar[WeightsMapper] = EXPERT_MAPPER | WeightsMapper(
@@ -168,11 +169,6 @@ class Qwen4ExpForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMRoPE, Sup
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
 
-    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """[T] to [T, C]."""
-        embedded: Tensor = self.model.embed_tokens(input_ids)
-        return embedded
-
     def forward(
         self,
         input_ids: Tensor | None,
@@ -185,11 +181,6 @@ class Qwen4ExpForCausalLM(nn.Module, HasInnerState, IsHybrid, SupportsMRoPE, Sup
             input_ids, positions, intermediate_tensors, inputs_embeds
         )
         return hidden
-
-    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """[n, C] to [n, V]; None on a rank that does not gather them."""
-        logits: Tensor | None = self.logits_processor(self.lm_head, hidden_states)
-        return logits
 
     def get_mtp_target_hidden_states(self) -> Tensor | None:
         """The streams [T, W] of the last pass: what the head drafts from."""

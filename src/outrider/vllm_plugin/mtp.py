@@ -22,6 +22,7 @@ from outrider.vllm_plugin.architecture import read_architecture
 from outrider.vllm_plugin.decoder_layer import ParallelDecoderLayer
 from outrider.vllm_plugin.model import EXPERT_MAPPER, build_rotary
 from outrider.vllm_plugin.norm import widen_norms
+from outrider.vllm_plugin.vocabulary import VocabularyModel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -83,7 +84,7 @@ class ParallelMultiTokenPredictor(MultiTokenPredictor):
         return hidden, streams
 
 
-class Qwen4ExpMTP(nn.Module):
+class Qwen4ExpMTP(VocabularyModel):
     """The draft model that vLLM drives."""
 
     hf_to_vllm_mapper: ClassVar[WeightsMapper] = EXPERT_MAPPER
@@ -101,11 +102,6 @@ class Qwen4ExpMTP(nn.Module):
                 config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head")
             )
         self.logits_processor = LogitsProcessor(config.vocab_size)
-
-    def embed_input_ids(self, input_ids: Tensor) -> Tensor:
-        """[T] to [T, C]."""
-        embedded: Tensor = self.model.embed_tokens(input_ids)
-        return embedded
 
     def forward(
         self,
@@ -135,11 +131,6 @@ class Qwen4ExpMTP(nn.Module):
             input_ids, positions, hidden_states, inputs_embeds, spec_step_idx
         )
         return drafted
-
-    def compute_logits(self, hidden_states: Tensor) -> Tensor | None:
-        """[n, C] to [n, V]; None on a rank that does not gather them."""
-        logits: Tensor | None = self.logits_processor(self.lm_head, hidden_states)
-        return logits
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Loads the head, and the embedding and vocabulary head that it shares.

@@ -1,0 +1,117 @@
+"""What a vLLM with the plugin does not start with: one line each, from the engine itself."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from outrider.bundled import BUNDLED_MODEL_DIR
+
+pytestmark = pytest.mark.vllm
+
+ROOT = Path(__file__).parents[2]
+# The errors of each start, one after another in one process.
+CODE = """
+import json, sys
+from outrider.vllm_plugin import register
+register()
+from vllm import LLM
+for model, options in json.loads(sys.argv[1]):
+    try:
+        LLM(model=model, dtype="float32", max_model_len=64, **options)
+    except Exception as error:
+        print("REFUSED " + json.dumps([type(error).__name__, str(error)]), flush=True)
+    else:
+        print("REFUSED null", flush=True)
+"""
+
+
+def drafting(**options: Any) -> dict[str, Any]:
+    """Options of an engine that drafts."""
+    return {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3, **options}}
+
+
+def refusals(*starts: tuple[Path, dict[str, Any]]) -> list[list[str]]:
+    """Kind and text of the error of each start."""
+    ended = subprocess.run(
+        [sys.executable, "-c", CODE, json.dumps([(str(model), one) for model, one in starts])],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{ROOT / 'src'}",
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "HF_HUB_OFFLINE": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+    told = [line for line in ended.stdout.splitlines() if line.startswith("REFUSED ")]
+    assert len(told) == len(starts), ended.stderr[-4000:]
+    return [json.loads(line.removeprefix("REFUSED ")) for line in told]
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundled checkpoint without the head's tensors; its configuration still has a head."""
+    folder = tmp_path_factory.mktemp("headless") / "checkpoint"
+    shutil.copytree(BUNDLED_MODEL_DIR, folder, ignore=shutil.ignore_patterns("*.py", "suites"))
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if "mtp." not in name}
+    assert len(kept) < len(tensors)
+    save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_options_that_the_checkpoint_cannot_be_run_with(headless: Path, tmp_path: Path) -> None:
+    undrafted = tmp_path / "undrafted"
+    shutil.copytree(headless, undrafted)
+    config = json.loads((undrafted / "config.json").read_text())
+    owner = config.get("text_config", config)
+    assert owner["mtp_num_hidden_layers"] == 1
+    owner["mtp_num_hidden_layers"] = 0
+    (undrafted / "config.json").write_text(json.dumps(config))
+    assert refusals(
+        (undrafted, drafting()),
+        (BUNDLED_MODEL_DIR, drafting(num_speculative_tokens=9)),
+        (BUNDLED_MODEL_DIR, {**drafting(), "pipeline_parallel_size": 2}),
+        (BUNDLED_MODEL_DIR, drafting(index_share_for_mtp_iteration=True)),
+    ) == [
+        [
+            "ConfigError",
+            f'speculative_config.method "mtp": {undrafted} has no head to draft with, its '
+            "mtp_num_hidden_layers is 0; leave speculative_config out",
+        ],
+        [
+            "ConfigError",
+            "speculative_config.num_speculative_tokens must be an integer from 1 to 8, got 9",
+        ],
+        # vLLM's own: the ids that the n-gram embedding reads do not reach later stages.
+        [
+            "NotImplementedError",
+            "Qwen4Exp N-gram PLE embedding requires pipeline_parallel_size=1 because non-first "
+            "pipeline ranks do not receive the raw input_ids it needs. Please run with PP=1.",
+        ],
+        [
+            "CheckpointError",
+            "index_share_for_mtp_iteration: on the CPU the head selects anew in each draft step; "
+            'put "index_share_for_mtp_iteration": false into --speculative-config',
+        ],
+    ]
+
+
+def test_a_head_that_is_missing_from_the_tensors(headless: Path) -> None:
+    assert refusals((headless, drafting())) == [
+        [
+            "CheckpointError",
+            f"{headless}: no tensor mtp.*: the checkpoint has no head to draft with; "
+            "leave --speculative-config out",
+        ]
+    ]
