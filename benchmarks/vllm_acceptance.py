@@ -3,6 +3,10 @@
 Both decode the same held-out prompts in float32 with drafts that are drawn, at temperature 0 and,
 by each rule, at temperature 1. There the texts differ, since each engine draws its own numbers.
 
+With --json-schema the outputs are counted that came to their end, and of them those that are JSON
+of the schema: all should be. Our engine then draws drafts by the grammar and vLLM does not, so
+their acceptance is not the same.
+
     python -m benchmarks.vllm_acceptance
     python -m benchmarks.vllm_acceptance --json-schema --suite json --max-tokens 160
 """
@@ -232,7 +236,11 @@ def main(
         one.mean_acceptance_length - other.mean_acceptance_length
         for one, other in zip(theirs, ours, strict=True)
     ]
-    is_within = max(map(abs, differences)) <= TOLERANCE
+    found = (*theirs, *ours)
+    if json_schema:
+        is_met = all(one.num_valid == one.num_finished for one in found)
+    else:
+        is_met = max(map(abs, differences)) <= TOLERANCE
     report = {
         "benchmark": "vllm_acceptance",
         "k": k,
@@ -240,13 +248,14 @@ def main(
         "num_prompts": len(setting.prompts),
         "max_tokens": max_tokens,
         "engine": json.loads(engine),
-        "results": [one.to_dict() for one in (*theirs, *ours)],
+        "has_schema": json_schema,
+        "results": [one.to_dict() for one in found],
         "differences": differences,
-        "is_within_tolerance": is_within,
+        "is_met": is_met,
         "provenance": provenance("cpu", "float32"),
     }
     typer.echo(json.dumps(report))
-    return 0 if is_within else 1
+    return 0 if is_met else 1
 
 
 def held_out_prompts(llm: LLM, suites: Sequence[str], num_prompts: int) -> list[list[int]]:

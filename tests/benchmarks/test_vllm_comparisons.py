@@ -1,6 +1,7 @@
 """Acceptance and speed beside our own engine: the reports, with something else in vLLM's place."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -46,32 +47,47 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> FakeVllm:
     return fake
 
 
-def test_acceptance(
-    vllm: FakeVllm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def measure_own(llm: LLM, setting: vllm_acceptance.Setting) -> list[Acceptance]:
-        # At temperature 0, and by each rule at 1.
-        kept = ((1.95, "standard", 0.0), (1.8, "standard", 1.0), (2.05, "block", 1.0))
-        return [
-            Acceptance("outrider", rule, at, 100, 300, round(100 * number), 2, 1, 1)
-            for number, rule, at in kept
-        ]
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> list[Acceptance]:
+    """What our own engine brings: at temperature 0, and by each rule at 1."""
+    kept = ((1.95, "standard", 0.0), (1.91, "standard", 1.0), (2.05, "block", 1.0))
+    found = [
+        Acceptance("outrider", rule, at, 100, 300, round(100 * number), 2, 1, 1)
+        for number, rule, at in kept
+    ]
+    monkeypatch.setattr(vllm_acceptance, "measure_own", lambda llm, setting: found)
+    return found
 
-    monkeypatch.setattr(vllm_acceptance, "measure_own", measure_own)
-    given = ["--num-prompts", "2", "--max-tokens", "8", "--suite", "json", "--json-schema"]
-    assert run(vllm_acceptance.app, "vllm_acceptance", given) == 1
+
+def test_acceptance(
+    vllm: FakeVllm, own: list[Acceptance], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--num-prompts", "2", "--max-tokens", "8"]
+    assert run(vllm_acceptance.app, "vllm_acceptance", given) == 0
     assert [
         (task["engine"]["speculative_config"]["rejection_sample_method"], len(task["rounds"]))
         for task in vllm.tasks
     ] == [("standard", 2), ("block", 1)]
-    assert all(one["schema"] == SCHEMA for task in vllm.tasks for one in task["rounds"])
     assert [one["temperature"] for one in vllm.tasks[0]["rounds"]] == [0.0, 1.0]
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert report["differences"] == pytest.approx([0.05, 0.2, -0.05])
-    assert not report["is_within_tolerance"]
+    assert report["differences"] == pytest.approx([0.05, 0.09, -0.05])
     assert report["results"][0]["mean_acceptance_length"] == 3.0
+    own[1] = replace(own[1], num_accepted_tokens=189)
+    assert run(vllm_acceptance.app, "vllm_acceptance", given) == 1
+
+
+def test_outputs_of_a_schema(
+    vllm: FakeVllm, own: list[Acceptance], capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["--num-prompts", "1", "--max-tokens", "8", "--suite", "json", "--json-schema"]
+    own[2] = replace(own[2], num_accepted_tokens=10)
+    assert run(vllm_acceptance.app, "vllm_acceptance", given) == 0
+    assert all(one["schema"] == SCHEMA for task in vllm.tasks for one in task["rounds"])
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
     # None of the fake's texts has ended.
     assert [report["results"][0][name] for name in ("num_finished", "num_valid")] == [0, 0]
+    own[2] = replace(own[2], num_valid=0)
+    assert run(vllm_acceptance.app, "vllm_acceptance", given) == 1
 
 
 def test_our_own_side_of_the_acceptance() -> None:
