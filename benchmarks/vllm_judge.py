@@ -13,7 +13,7 @@ import xgrammar
 from outrider.bundled import BUNDLED_SUITES
 from outrider.entrypoints.cli.prompt_sources import PromptInput, read_prompts_file, spread
 from outrider.entrypoints.llm import LLM
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 from outrider.sampling_params import SamplingParams
 
 MAX_MODEL_LEN = 1024
@@ -31,6 +31,10 @@ SCHEMA = {
     "required": ["name", "size", "tags"],
     "additionalProperties": False,
 }
+
+
+class ForbiddenTokenError(OutriderError):
+    """A text that its schema does not allow."""
 
 
 class Judge:
@@ -62,6 +66,9 @@ class Judge:
             prompts: token ids.
             texts: token ids of what follows each.
             schema: that the texts were held to; what it forbids is no choice.
+
+        Raises:
+            ForbiddenTokenError: a text is not of the schema.
         """
         scored = self.llm.generate(
             [prompt + text for prompt, text in zip(prompts, texts, strict=True)],
@@ -115,7 +122,7 @@ class _Grammar:
         words = self._bitmask[0].tolist()
         kept = {id_: one for id_, one in choices.items() if words[id_ // 32] >> (id_ % 32) & 1}
         if not self._matcher.accept_token(token):
-            raise ValueError(f"the text holds the token {token}, which its schema forbids there")
+            raise ForbiddenTokenError(f"a text holds the token {token} where its schema forbids it")
         return kept
 
 

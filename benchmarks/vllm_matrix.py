@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.provenance import provenance
 from benchmarks.vllm_agreement import Agreement, Comparison
-from benchmarks.vllm_judge import Judge
+from benchmarks.vllm_judge import ForbiddenTokenError, Judge
 from benchmarks.vllm_process import VllmError, run_vllm
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
@@ -44,6 +45,8 @@ EP: dict[str, Any] = {"enable_expert_parallel": True}
 PP2: dict[str, Any] = {"pipeline_parallel_size": 2}
 PREFIX: dict[str, Any] = {"enable_prefix_caching": True}
 PIECES: dict[str, Any] = {"max_num_batched_tokens": 48}
+# The rest of it is in the row already, or is not the row's.
+_PROVENANCE = ("git_sha", "versions", "device_name", "threads", "date")
 
 app = make_app("benchmarks.vllm_matrix")
 
@@ -155,9 +158,10 @@ def run_entry(entry: Entry, judge: Judge, ks: Sequence[int]) -> Iterator[dict[st
             found = next(results)
             plain = found if plain is None else plain
             row = {**entry.settings(k), **asdict(found), "faults": faults(entry, found, plain)}
-        except VllmError as error:
+        except (VllmError, ForbiddenTokenError) as error:
             sys.stderr.write(f"{error}\n")
-            row = {**entry.settings(k), "faults": [error.reason or "vLLM failed"]}
+            reason = error.reason if isinstance(error, VllmError) else str(error)
+            row = {**entry.settings(k), "faults": [reason or "vLLM failed"]}
         yield {**row, "seconds": round(time.monotonic() - started)}
         if plain is None or "num_tokens" not in row:
             return
@@ -205,7 +209,10 @@ class Report:
         name = (row["entry"], row["k"])
         order = {entry.name: place for place, entry in enumerate(ENTRIES)}
         kept = [one for one in self.rows if (one["entry"], one["k"]) != name]
-        added = {**row, "source": self._source, "provenance": provenance("cpu", _dtype(row))}
+        dtype = row["engine"].get("dtype", "float32")
+        found = provenance("cpu", dtype)
+        where = {name: found[name] for name in _PROVENANCE}
+        added = {**row, "source": self._source, **where}
         # What is no longer an entry goes last.
         self.rows = sorted(
             [*kept, added], key=lambda one: (order.get(one["entry"], len(order)), one["k"])
@@ -215,40 +222,25 @@ class Report:
         written.replace(self._path)
 
 
-def _dtype(row: dict[str, Any]) -> str:
-    dtype: str = row["engine"].get("dtype", "float32")
-    return dtype
-
-
 def source_id() -> str:
     """Of what decides the rows: the package and the set-up, as git names their content."""
-    names = []
-    for path in ("src", "constraints-vllm.txt"):
-        asked = ["git", "rev-parse", f"HEAD:{path}"]
-        names.append(
-            subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout[:12]
-        )
-    changed = subprocess.run(
-        ["git", "status", "--porcelain", "--untracked-files=no", "src", "constraints-vllm.txt"],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout  # fmt: skip
-    return "-".join([*names, *["changed"] * bool(changed)])
+    paths = ("src", "constraints-vllm.txt")
+    names = [_git("rev-parse", f"HEAD:{path}")[:12] for path in paths]
+    changes = _git("diff", "HEAD", "--", *paths)
+    return "-".join([*names, *[sha256(changes.encode()).hexdigest()[:12]] * bool(changes)])
+
+
+def _git(*arguments: str) -> str:
+    asked = ["git", *arguments]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def show(rows: Iterable[dict[str, Any]]) -> None:
     """Prints the table."""
     table = Table(title="vLLM with the plugin, judged by the float32 engine")
     for heading in (
-        "way",
-        "K",
-        "tokens",
-        "agree",
-        "of K = 0's",
-        "gap",
-        "accept",
-        "cached",
-        "fault",
-    ):
+        "way", "K", "tokens", "agree", "of K = 0's", "gap", "accept", "cached", "fault",
+    ):  # fmt: skip
         table.add_column(heading, justify="left" if heading in ("way", "fault") else "right")
     for row in rows:
         figures = [""] * 6

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks import vllm_agreement, vllm_matrix
 from benchmarks.vllm_agreement import Agreement, Comparison, num_shared_places
-from benchmarks.vllm_judge import SCHEMA, Judge
+from benchmarks.vllm_judge import SCHEMA, ForbiddenTokenError, Judge
 from benchmarks.vllm_matrix import ENTRIES, Entry, Report, faults, is_worse_than_chance, run_missing
 from benchmarks.vllm_process import VllmError
 from outrider.errors import ConfigError
@@ -242,5 +242,5 @@ def test_the_judge() -> None:
     assert max(free) > 0
     assert all(a <= b for a, b in zip(held, free, strict=True))
     assert held != free
-    with pytest.raises(ValueError, match="which its schema forbids there"):
+    with pytest.raises(ForbiddenTokenError, match="where its schema forbids it"):
         judge.gaps(prompts, [judge.llm.get_tokenizer().encode('["name')], SCHEMA)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -11,7 +11,17 @@ if TYPE_CHECKING:
 
 
 class VocabularyModel(nn.Module):
-    """A model with an embedding in `model.embed_tokens`, and `lm_head` and `logits_processor`."""
+    """A model with an embedding and a vocabulary head, which a subclass builds.
+
+    Attributes:
+        model: its layers, with the embedding `embed_tokens`.
+        lm_head: the vocabulary head, or what stands for it on a rank that has none.
+        logits_processor: calls the head and gathers what it gives.
+    """
+
+    model: Any
+    lm_head: Any
+    logits_processor: Any
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:
         """[T] to [T, C]."""
