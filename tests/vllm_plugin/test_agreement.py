@@ -17,7 +17,6 @@ def compare(*arguments: str) -> list[dict[str, Any]]:
     found = subprocess.run(
         [sys.executable, "-m", "benchmarks.vllm_agreement", *arguments],
         cwd=ROOT,
-        env={"VLLM_CPU_OMP_THREADS_BIND": "0|1", **os.environ},
         capture_output=True,
         text=True,
         check=False,
