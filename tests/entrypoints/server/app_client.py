@@ -54,7 +54,7 @@ class AppClient:
     config: ServerConfig
 
     def __post_init__(self) -> None:
-        self._app = Gate(build_app(self.api), self.config)
+        self.app = Gate(build_app(self.api), self.config)
 
     @classmethod
     def over(cls, llm: EngineClient, model: ServedModel | None = None, **options: Any) -> AppClient:
@@ -62,7 +62,7 @@ class AppClient:
         return cls(Api(llm, model or bundled_served_model(), config), config)
 
     def transport(self) -> httpx2.ASGITransport:
-        return httpx2.ASGITransport(app=self._app)
+        return httpx2.ASGITransport(app=self.app)
 
     def request(self, method: str, path: str, **options: Any) -> httpx2.Response:
         async def send() -> httpx2.Response:

@@ -27,7 +27,7 @@ from outrider.entrypoints.server.errors import (
 )
 from outrider.entrypoints.server.message_formats import MessageFormats
 from outrider.entrypoints.server.metrics import CONTENT_TYPE, ServerMetrics
-from outrider.entrypoints.server.openapi import add_schema, describe_body
+from outrider.entrypoints.server.openapi import add_schema
 from outrider.entrypoints.server.output_grammars import explained, field_of, structured_outputs
 from outrider.entrypoints.server.prompts import PromptReader
 from outrider.entrypoints.server.protocol import (
@@ -108,6 +108,11 @@ class Api:
         self._prompts = PromptReader(model.tokenizer, model.chat_renderer, model.model_dir)
         self._params = ParamsBuilder(model.default_params, model.max_new_tokens, model.max_logprobs)
         self.serving = Serving(llm, self._metrics, model.max_num_seqs, config.max_num_queued)
+
+    @property
+    def wants_key(self) -> bool:
+        """Whether a client needs the API key."""
+        return self._config.api_key is not None
 
     async def completions(self, request: Request) -> Response:
         """Continue prompts."""
@@ -252,22 +257,28 @@ class Api:
 def build_app(api: Api) -> FastAPI:
     """The application of an `Api`, without what stands in front of it (`Gate`)."""
     # The pages that show a schema load scripts from elsewhere.
-    app = FastAPI(title="Outrider", version=__version__, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="Outrider",
+        version=__version__,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
     bodies: dict[str, tuple[_Post, type[RequestBody]]] = {
         "/v1/completions": (api.completions, CompletionBody),
         "/v1/chat/completions": (api.chat_completions, ChatBody),
         "/tokenize": (api.tokenize, TokenizeBody),
         "/detokenize": (api.detokenize, DetokenizeBody),
     }
-    for path, (post, body) in bodies.items():
-        app.post(path, openapi_extra=describe_body(body))(post)
+    for path, (post, _) in bodies.items():
+        app.post(path)(post)
     app.get("/v1/models")(api.models)
     app.get("/v1/models/{name:path}")(api.model)
     app.get("/health")(api.health)
     app.get("/version")(api.version)
     app.get("/metrics")(api.metrics)
     add_page(app)
-    add_schema(app, [body for _, body in bodies.values()])
+    add_schema(app, {path: body for path, (_, body) in bodies.items()}, api.wants_key)
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientGoneError, _on_client_gone)

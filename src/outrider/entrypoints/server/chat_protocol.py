@@ -11,7 +11,13 @@ from pydantic_core import PydanticCustomError
 from outrider.entrypoints.server import limits
 from outrider.entrypoints.server.errors import invalid
 from outrider.entrypoints.server.field_errors import refuse_unsupported
-from outrider.entrypoints.server.protocol import GenerationBody, Name, NotNegative, RequestBody
+from outrider.entrypoints.server.protocol import (
+    GenerationBody,
+    Name,
+    NotNegative,
+    Positive,
+    RequestBody,
+)
 from outrider.errors import shown
 
 
@@ -39,6 +45,9 @@ class TextPart(_Part):
     text: str
 
 
+_Parts = Annotated[list[TextPart], Field(max_length=limits.MAX_CONTENT_PARTS)]
+
+
 class CalledFunction(_Part):
     """What was called, and the arguments as JSON."""
 
@@ -63,12 +72,12 @@ class ChatMessage(_Part):
         "function_call": (),
         "refusal": (),
     }
+    # An assistant that calls functions need not say anything.
+    model_config = ConfigDict(json_schema_extra={"required": ["role"]})
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[
-        list[TextPart],
-        Field(max_length=limits.MAX_CONTENT_PARTS),
-        BeforeValidator(_as_parts, json_schema_input_type=str | list[TextPart]),
+        _Parts, BeforeValidator(_as_parts, json_schema_input_type=str | _Parts | None)
     ]
     name: Name | None = None
     tool_call_id: Name | None = None
@@ -134,7 +143,8 @@ class ChatBody(GenerationBody):
     }
 
     messages: Messages
-    max_completion_tokens: NotNegative | None = None
+    max_tokens: Positive | None = None
+    max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: NotNegative | None = None
     tools: Tools | None = None
@@ -164,9 +174,6 @@ class ChatBody(GenerationBody):
     def check(self) -> None:
         """Refuse what contradicts itself."""
         self.check_stream()
-        for name in ("max_tokens", "max_completion_tokens"):
-            if getattr(self, name) == 0:
-                raise invalid(name, f"{name} must be 1 or more, got 0")
         limits_given = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(limits_given) > 1:
             raise invalid(

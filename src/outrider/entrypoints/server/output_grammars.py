@@ -93,7 +93,7 @@ def _of_text(body: GenerationBody) -> StructuredOutputsParams | None:
         return None
     if wanted.type == "json_object":
         return StructuredOutputsParams(json_object=True)
-    if wanted.json_schema is None or wanted.json_schema.schema_ is None:
+    if wanted.json_schema is None:
         raise RequestError(f"{_SCHEMA_FIELD} is missing")
     json_format(wanted.json_schema.schema_, _SCHEMA_FIELD)
     return StructuredOutputsParams(json=wanted.json_schema.schema_)

@@ -20,6 +20,7 @@ from pydantic import (
 from pydantic.json_schema import WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from outrider.config import MAX_SEED, MAX_SPECULATIVE_TOKENS, MIN_SEED
 from outrider.entrypoints.server import limits
 from outrider.entrypoints.server.errors import invalid
 from outrider.entrypoints.server.field_errors import first_error, refuse_unsupported
@@ -30,7 +31,9 @@ from outrider.entrypoints.server.structured_bodies import (  # noqa: TC001 - rea
 
 Prompt = str | list[int]
 
-_TEXT_OR_IDS = {"oneOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": limits.MAX_PROMPTS}
 
 
 def _parse_prompts(value: object) -> list[Prompt]:
@@ -72,22 +75,26 @@ def _as_list(value: object) -> object:
 
 Name = Annotated[str, Field(max_length=limits.MAX_NAME_LENGTH)]
 # A switch of other servers that can only be off.
-No = Annotated[bool, AfterValidator(_check_no)]
-Count = Annotated[int, Field(ge=-limits.MAX_COUNT, le=limits.MAX_COUNT)]
+No = Annotated[bool, AfterValidator(_check_no), WithJsonSchema({"type": "boolean", "const": False})]
 NotNegative = Annotated[int, Field(ge=0, le=limits.MAX_COUNT)]
+Positive = Annotated[int, Field(ge=1, le=limits.MAX_COUNT)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+# JSON has no keys but texts.
+_TokenId = Annotated[str, WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,18}$"})]
+Biases = Annotated[
+    dict[_TokenId, Annotated[float, Field(ge=-100, le=100)]],
+    Field(max_length=limits.MAX_LOGIT_BIAS, json_schema_extra={"additionalProperties": False}),
+]
 Prompts = Annotated[
     list[Prompt],
     PlainValidator(_parse_prompts),
     WithJsonSchema(
-        {"oneOf": [*_TEXT_OR_IDS["oneOf"], {"type": "array", "items": _TEXT_OR_IDS, "minItems": 1}]}
+        {"anyOf": [_TEXT, _IDS, {**_SEVERAL, "items": _TEXT}, {**_SEVERAL, "items": _IDS}]}
     ),
 ]
 _Stop = Annotated[str, Field(min_length=1, max_length=limits.MAX_STOP_LENGTH)]
-Stops = Annotated[
-    list[_Stop],
-    Field(max_length=limits.MAX_STOPS),
-    BeforeValidator(_as_list, json_schema_input_type=_Stop | list[_Stop]),
-]
+_Stops = Annotated[list[_Stop], Field(max_length=limits.MAX_STOPS)]
+Stops = Annotated[_Stops, BeforeValidator(_as_list, json_schema_input_type=_Stop | _Stops)]
 BadWord = Annotated[str, Field(min_length=1, max_length=limits.MAX_BAD_WORD_LENGTH)]
 MetadataText = Annotated[str, Field(max_length=limits.MAX_METADATA_LENGTH)]
 
@@ -157,15 +164,15 @@ class GenerationBody(RequestBody):
     n: Annotated[int, Field(ge=1, le=limits.MAX_N)] | None = None
     max_tokens: NotNegative | None = None
     min_tokens: NotNegative | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: Count | None = None
-    min_p: float | None = None
-    seed: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=limits.MAX_LOGIT_BIAS)] | None = None
+    temperature: Annotated[float, Field(ge=0)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=limits.MAX_COUNT)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=MIN_SEED, le=MAX_SEED)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    logit_bias: Biases | None = None
     stop: Stops | None = None
     stop_token_ids: (
         Annotated[list[NotNegative], Field(max_length=limits.MAX_STOP_TOKEN_IDS)] | None
@@ -175,7 +182,7 @@ class GenerationBody(RequestBody):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: NotNegative | None = None
-    num_speculative_tokens: NotNegative | None = None
+    num_speculative_tokens: Annotated[int, Field(ge=0, le=MAX_SPECULATIVE_TOKENS)] | None = None
     rejection_sample_method: Literal["standard", "block", "coupled"] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=limits.MAX_NAME_LENGTH)] | None = None
     response_format: ResponseFormat | None = None

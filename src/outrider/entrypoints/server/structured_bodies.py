@@ -24,7 +24,7 @@ class JsonSchemaFormat(_Part):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
     description: str | None = None
     # A model of pydantic has methods called schema and json.
-    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
     strict: bool | None = None
 
 
