@@ -99,14 +99,16 @@ def test_thoughts_text_and_calls_stand_apart() -> None:
     assert len({call["id"] for call in calls}) == 2
 
 
-def test_streamed_it_is_the_same_whatever_a_step_brings() -> None:
-    num_tokens = len(bundled_tokenizer().encode(TEXT)) + 1
+@pytest.mark.parametrize("text", [TEXT, TEXT.replace("<tool_call>\n", "")], ids=["whole", "bare"])
+def test_streamed_it_is_the_same_whatever_a_step_brings(text: str) -> None:
+    num_tokens = len(bundled_tokenizer().encode(text)) + 1
     body = {"tools": [WEATHER, TIME], "stream_options": {"include_usage": True}, **THINKS}
-    whole = spoken(TEXT).chat(**{**body, "stream_options": None}).json()
+    whole = spoken(text).chat(**{**body, "stream_options": None}).json()
     told = message_of(whole["choices"][0])
     assert told["finish_reason"] == "tool_calls"
+    assert [(name, json.loads(arguments)) for name, arguments in told["calls"]] == MADE
     for size in [*range(1, 9), num_tokens // 2, num_tokens - 1, num_tokens]:
-        chunks = events(spoken(TEXT, size).chat(stream=True, **body))
+        chunks = events(spoken(text, size).chat(stream=True, **body))
         assert streamed(chunks) == told, size
         assert chunks[-1]["usage"] == whole["usage"]
 

@@ -53,6 +53,7 @@ def call(name: str, **values: str) -> str:
 CODE = "if a < b and b > c:\n    print('</p>')\n"
 TAGS = "Say </parameter> or\n</function> or\n<parameter=x>, then"
 QUOTED = f"Write\n{call('write', path='x')}\nand no more."
+BARE = call("write", path="a.txt", mode="7")[len("<tool_call>\n") : -len("\n</tool_call>")]
 ENDLESS = "<tool_call><function=" + "a" * 200
 CASES: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
     "as the template teaches": (
@@ -164,6 +165,33 @@ CASES: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
         "B",
         [("stop", {}), ("stop", {})],
     ),
+    "the beginning of the call is missing": (
+        "I write.\n\n" + BARE + "\n</tool_call>\nB",
+        "I write.\n\n\nB",
+        [("write", {"path": "a.txt", "mode": 7})],
+    ),
+    "beginnings and ends of calls are missing": (
+        BARE + "\n" + BARE + "<function=stop></function>\n \n  <function=stop>\n</function>",
+        " \n  ",
+        [("write", {"path": "a.txt", "mode": 7})] * 2 + [("stop", {})] * 2,
+    ),
+    "a bare call behind a whole one": (
+        call("stop") + "\n" + BARE,
+        "",
+        [("stop", {}), ("write", {"path": "a.txt", "mode": 7})],
+    ),
+    "a bare call without an end": (
+        "<function=write>\n<parameter=path>\na b\n</function>",
+        "",
+        [("write", {"path": "a b"})],
+    ),
+    "a function that a text speaks of": (
+        "A <function=stop> ends it.\n`<function=stop>`",
+        "A <function=stop> ends it.\n`<function=stop>`",
+        [],
+    ),
+    "a bare function nobody knows": ("\n<function=fly>\n", "\n<function=fly>\n", []),
+    "a bare name that the end cuts": ("<function=sto", "<function=sto", []),
     "all ends are missing": (
         "<tool_call>\n<function=write>\n<parameter=path>\na b\n",
         "",
@@ -268,6 +296,7 @@ FRAGMENTS = st.sampled_from(
         "<tool_call>", "</tool_call>", "<function=write>", "<function=", "</function>",
         "<parameter=path>", "<parameter=mode>", "<parameter=", "</parameter>", "\n", " ", "<", ">",
         "a", "7", "é", '"', "</", call("stop"), call("write", path="p"),
+        "<function=stop>", "<function=fly>", BARE, "\n" + BARE,
         "<tool_call>\n<function=write>\n<parameter=text>\n",
         "\n</parameter>\n</function>\n</tool_call>",
     ]

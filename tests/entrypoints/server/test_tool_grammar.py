@@ -9,7 +9,7 @@ import pytest
 
 from outrider.entrypoints.server.chat_protocol import Function
 from outrider.entrypoints.server.tool_call_parser import Qwen3CoderToolCallParser
-from outrider.entrypoints.server.tool_grammar import call_tag, calls_format
+from outrider.entrypoints.server.tool_grammar import call_tag, calls_format, chosen_calls_format
 from outrider.errors import RequestError
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.structured_outputs import StructuredOutputsParams
@@ -76,6 +76,24 @@ def test_calls_have_the_arguments_that_their_functions_take(
     assert names == set(SCHEMAS)
     assert min(counts) == 1
     assert (max(counts) == 1) == is_one
+
+
+@pytest.mark.parametrize("beginning", ["", "<tool_call>\n"])
+def test_a_chosen_call_is_strict_without_its_tag_too(
+    compiler: GrammarCompiler, beginning: str
+) -> None:
+    form = chosen_calls_format(tags(), is_one=False)
+    path = compiler.path(StructuredOutputsParams(structural_tag=form))
+    end = "</function>\n</tool_call>\nDone.\n"
+    for call, is_right in (
+        (f"<function=wait>\n{end}<function=wait>\n{end}", True),
+        ("<function=wait> is a function", False),
+        (f"<function=fly>\n{end}", False),
+        (f"<function=get_weather>\n<parameter=city>\nRome\n</parameter>\n{end}", False),
+    ):
+        text = f"A <b> text.\n\n{beginning}{call}"
+        token_ids = bundled_tokenizer().encode(text, add_special_tokens=False)
+        assert (path.num_allowed([], 0, token_ids) == len(token_ids)) == is_right, text
 
 
 def test_a_string_without_bounds_is_any_text_that_ends(compiler: GrammarCompiler) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from outrider.entrypoints.server.chat_protocol import ChatBody, NamedToolChoice
 from outrider.entrypoints.server.errors import invalid
-from outrider.entrypoints.server.qwen_markup import CALL_START, thoughts_after
-from outrider.entrypoints.server.tool_grammar import call_tag, calls_format
+from outrider.entrypoints.server.qwen_markup import thoughts_after
+from outrider.entrypoints.server.tool_grammar import call_tag, calls_format, chosen_calls_format
 from outrider.errors import RequestError
 from outrider.grammar.structural_tag import json_format, one_of, text_format
 from outrider.structured_outputs import StructuredOutputsParams
@@ -118,14 +118,7 @@ def _with_calls(
         return _tag(calls_format(tags, is_one=is_one))
     if wanted is not None:
         return _tag(one_of([text_format(wanted), calls_format(tags, is_one=is_one)]))
-    return _tag(
-        {
-            "type": "triggered_tags",
-            "triggers": [CALL_START],
-            "tags": tags,
-            "stop_after_first": is_one,
-        }
-    )
+    return _tag(chosen_calls_format(tags, is_one=is_one))
 
 
 def _is_strict(tool: Tool) -> bool:

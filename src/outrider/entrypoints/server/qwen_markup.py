@@ -48,7 +48,19 @@ def called_function(text: GrowingText) -> tuple[str, int] | None:
     """
     if not text.starts_with(CALL_START):
         return None
-    at = text.after_space(len(CALL_START))
+    return function_at(text, text.after_space(len(CALL_START)))
+
+
+def function_at(text: GrowingText, at: int) -> tuple[str, int] | None:
+    """The function that a `<function=name>` names, if one stands there.
+
+    Args:
+        text: what a model writes.
+        at: characters from the front.
+
+    Returns:
+        Its name, and the length of all up to the end of that tag.
+    """
     if not text.starts_with(FUNCTION_START, at):
         return None
     at += len(FUNCTION_START)

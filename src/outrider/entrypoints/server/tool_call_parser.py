@@ -13,6 +13,7 @@ from outrider.entrypoints.server.qwen_markup import (
     PARAMETER_END,
     PARAMETER_START,
     called_function,
+    function_at,
 )
 from outrider.entrypoints.server.tool_arguments import is_text, text_json, to_json, types_of
 
@@ -48,7 +49,8 @@ class ToolDelta:
 class Qwen3CoderToolCallParser:
     """The calls of one message.
 
-    What cannot be a call stays content. Line breaks around calls count only between two texts.
+    What cannot be a call stays content. A `<tool_call>` may be missing before a function that is
+    known and begins a line: models forget it. Line breaks around calls count only between two texts.
     A value ends at a `</parameter>` behind which the function goes on or ends, since a value may
     speak of tags itself; a whole call that is quoted in a value belongs to it. A model that leaves
     the tag out ends its value with the next parameter of the schema, or with the end of the call.
@@ -71,6 +73,8 @@ class Qwen3CoderToolCallParser:
         self._delta = ToolDelta()
         self._num_line_breaks = 0
         self._has_content = False
+        # Nothing but white space stands before the next character of content in its line.
+        self._is_line_start = True
         self._schema: Mapping[str, Any] = {}
         self._given: set[str] = set()
         self._value: _Value | None = None
@@ -131,6 +135,10 @@ class Qwen3CoderToolCallParser:
 
     def _read_content_tag(self) -> None:
         called = called_function(self._text)
+        if called is None and self._is_line_start:
+            called = function_at(self._text, 0)
+            if called is not None and called[0] not in self._parameters:
+                called = None
         if called is None:
             self._say(self._text.take(1))
             return
@@ -222,6 +230,7 @@ class Qwen3CoderToolCallParser:
     def _end_call(self) -> None:
         self._emit("}" if self._given else "{}")
         self.is_call_open = False
+        self._is_line_start = True
         self._state = "ended"
 
     def _properties(self) -> Mapping[str, Any]:
@@ -240,6 +249,8 @@ class Qwen3CoderToolCallParser:
     def _say(self, text: str) -> None:
         """Adds to the content; line breaks wait for what follows them."""
         body = text.strip("\n")
+        line = text.rpartition("\n")
+        self._is_line_start = not line[2].strip() and (bool(line[1]) or self._is_line_start)
         if not body:
             self._num_line_breaks += len(text)
             return

@@ -38,6 +38,20 @@ def calls_format(tags: list[dict[str, Any]], *, is_one: bool) -> dict[str, Any]:
     }
 
 
+def chosen_calls_format(tags: list[dict[str, Any]], *, is_one: bool) -> dict[str, Any]:
+    """Any text, in which what begins as a call is one, with its `<tool_call>` or without."""
+    bare = [
+        {**tag, "begin": tag["begin"].removeprefix(f"{CALL_START}\n"), "end": FUNCTION_END}
+        for tag in tags
+    ]
+    return {
+        "type": "triggered_tags",
+        "triggers": [CALL_START, FUNCTION_START],
+        "tags": [*tags, *bare],
+        "stop_after_first": is_one,
+    }
+
+
 def call_tag(function: Function, where: str) -> dict[str, Any]:
     """A call of one function.
 
