@@ -41,6 +41,21 @@ def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
         (["--enable-auto-tool-choice"], "needs a tool_call_parser, which may be qwen3_coder"),
         (["--max-num-seqs", "0"], "max_num_seqs must be an integer 1 or more"),
         (["--speculative-config", "{"], "no valid JSON"),
+        (["--default-chat-template-kwargs", "{"], "kwargs: no valid JSON at column 2"),
+        (["--default-chat-template-kwargs", "[]"], "kwargs must be a JSON object"),
+        (
+            ["--default-chat-template-kwargs", '{"enable_thnking": false}', "--port", "0"],
+            "reads no variable 'enable_thnking'; those that it reads: enable_thinking",
+        ),
+        (
+            ["--default-chat-template-kwargs", '{"enable_thinking": NaN}', "--port", "0"],
+            "kwargs must be finite numbers and valid Unicode text",
+        ),
+        (
+            ["--default-chat-template-kwargs", '{"enable_thinking": "\\ud800"}', "--port", "0"],
+            "kwargs must be finite numbers and valid Unicode text",
+        ),
+        (["--default-chat-template-kwargs", '{"messages": []}', "--port", "0"], "'messages'"),
         (["one", "--model", "two"], "MODEL one and --model two: give one of the two"),
         (["nowhere"], "nowhere"),
         (["--prot", "1"], "No such option: --prot"),
@@ -71,9 +86,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.calls: list[tuple[ServerConfig, dict[str, Any]]] = []
+        self.template_kwargs: dict[str, Any] = {}
 
-    def __call__(self, config: ServerConfig, options: dict[str, Any]) -> None:
+    def __call__(
+        self, config: ServerConfig, options: dict[str, Any], template_kwargs: dict[str, Any]
+    ) -> None:
         self.calls.append((config, options))
+        self.template_kwargs = template_kwargs
 
 
 @pytest.fixture
@@ -137,6 +156,9 @@ def test_it_drafts_with_three_where_nothing_else_is_said(
     assert options("--speculative-config", given)["speculative_config"]["method"] == "ngram"
     assert options("--max-num-seqs", "3")["max_num_seqs"] == 3
     assert options("--seed", "5")["seed"] == 5
+    assert recorder.template_kwargs == {}
+    options("--default-chat-template-kwargs", '{"enable_thinking": false}')
+    assert recorder.template_kwargs == {"enable_thinking": False}
 
 
 def get(url: str, body: object = None, key: str | None = None) -> Any:

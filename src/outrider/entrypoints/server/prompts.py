@@ -32,11 +32,13 @@ class PromptReader:
         tokenizer: of the checkpoint.
         chat_renderer: of the checkpoint.
         model_dir: where the checkpoint lies.
+        default_template_kwargs: variables of the chat template for chats that do not set them.
     """
 
     tokenizer: Tokenizer
     chat_renderer: ChatRenderer
     model_dir: Path
+    default_template_kwargs: Mapping[str, Any]
 
     async def of_completion(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Prompts in their order; where there are several, each knows its name."""
@@ -87,7 +89,8 @@ class PromptReader:
         template_kwargs: Mapping[str, Any],
         reasoning_effort: str | None,
     ) -> EncodedPrompt:
-        if template_kwargs or reasoning_effort is not None:
+        defaults = self.default_template_kwargs
+        if defaults or template_kwargs or reasoning_effort is not None:
             known = self.chat_renderer.variables(options)
             for name in template_kwargs:
                 if name not in known:
@@ -97,7 +100,9 @@ class PromptReader:
                         f"those that it reads: {', '.join(sorted(known)) or 'none'}",
                     )
             thinking = _thinking(reasoning_effort, known)
-            options = replace(options, template_kwargs={**thinking, **template_kwargs})
+            # Of several templates one may read what this does not.
+            told = {name: value for name, value in defaults.items() if name in known}
+            options = replace(options, template_kwargs={**told, **thinking, **template_kwargs})
         return self.chat_renderer.encode_one(messages, options)
 
     async def encode(self, text: str, name: str) -> list[int]:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import signal
 import socket
 import threading
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
 from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.chat_template import ChatOptions, ChatTemplate
 from outrider.entrypoints.async_llm import AsyncLLM
 from outrider.entrypoints.server.app import Api, ServedModel, build_app
 from outrider.entrypoints.server.engine_client import AsyncLLMClient
 from outrider.entrypoints.server.gate import Gate
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, RequestError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -32,12 +35,15 @@ _LAST_WORDS_S = 5
 _KEEP_ALIVE_S = 30
 
 
-def serve(config: ServerConfig, engine_options: dict[str, Any]) -> None:
+def serve(
+    config: ServerConfig, engine_options: dict[str, Any], template_kwargs: dict[str, Any]
+) -> None:
     """Loads a checkpoint and serves it until SIGINT or SIGTERM.
 
     Args:
         config: how to listen.
         engine_options: those of `AsyncLLM`.
+        template_kwargs: variables of the chat template for chats that do not set them.
 
     Raises:
         OutriderError: an option or the checkpoint cannot be used, or the address is taken.
@@ -47,15 +53,43 @@ def serve(config: ServerConfig, engine_options: dict[str, Any]) -> None:
     with listener:
         model = engine_options.get("model")
         model_dir = BUNDLED_MODEL_DIR if model is None else Path(model)
+        check_template_kwargs(template_kwargs, model_dir)
         llm = AsyncLLM(**engine_options)
         try:
             config = config.with_model_name("outrider" if model is None else model_dir.name)
-            api = Api(AsyncLLMClient(llm), served_model(llm, model_dir), config)
+            served = replace(served_model(llm, model_dir), default_template_kwargs=template_kwargs)
+            api = Api(AsyncLLMClient(llm), served, config)
             server = Server(api, config)
             logger.info("serving %s on %s", config.served_model_name[0], _url(listener))
             asyncio.run(server.serve(sockets=[listener]))
         finally:
             llm.shutdown()
+
+
+def check_template_kwargs(template_kwargs: dict[str, Any], model_dir: Path) -> None:
+    """Refuses what no chat template of a checkpoint reads, and what no prompt can hold.
+
+    Raises:
+        OutriderError: names the variable, or the template that is wrong or missing.
+    """
+    if not template_kwargs:
+        return
+    flag = "--default-chat-template-kwargs"
+    try:
+        json.dumps(template_kwargs, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise ConfigError(f"{flag} must be finite numbers and valid Unicode text") from None
+    template, known = ChatTemplate.from_pretrained(model_dir), set[str]()
+    # There may be one of its own for chats with tools.
+    for options in (ChatOptions(), ChatOptions(tools=[{}])):
+        with suppress(RequestError):
+            known |= template.variables(options)
+    for name in template_kwargs:
+        if name not in known:
+            raise ConfigError(
+                f"{flag}: the chat template of {model_dir} reads no variable {shown(name)}; those "
+                f"that it reads: {', '.join(sorted(known)) or 'none'}"
+            )
 
 
 def served_model(llm: AsyncLLM, model_dir: Path) -> ServedModel:

@@ -50,11 +50,11 @@ class Qwen3CoderToolCallParser:
     """The calls of one message.
 
     What cannot be a call stays content. A `<tool_call>` may be missing before a function that is
-    known and begins a line: models forget it. Line breaks around calls count only between two texts.
-    A value ends at a `</parameter>` behind which the function goes on or ends, since a value may
-    speak of tags itself; a whole call that is quoted in a value belongs to it. A model that leaves
-    the tag out ends its value with the next parameter of the schema, or with the end of the call.
-    Of a parameter that is given twice the first counts.
+    known and begins a line: models forget it. Line breaks around calls count only between two
+    texts. A value ends at a `</parameter>` behind which the function goes on or ends, since a value
+    may speak of tags itself; a whole call that is quoted in a value belongs to it. A model that
+    leaves the tag out ends its value with the next parameter of the schema, or with the end of the
+    call. Of a parameter that is given twice the first counts.
 
     Args:
         parameters: JSON schemas of the functions' parameters, by the functions' names.
