@@ -74,7 +74,11 @@ async def _read(request: Request, max_body_size: int) -> bytes:
                 if len(data) > max_body_size:
                     raise _too_large(max_body_size)
     except TimeoutError:
-        raise ApiError(408, f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+        raise ApiError(
+            408,
+            f"the body did not come within {BODY_TIMEOUT_S:.0f} s",
+            headers={"connection": "close"},
+        ) from None
     except ClientDisconnect:
         # Nobody reads this.
         raise ApiError(400, "the body is not complete") from None

@@ -19,6 +19,7 @@ from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.chat_template import ChatOptions, ChatTemplate
 from outrider.entrypoints.async_llm import AsyncLLM
 from outrider.entrypoints.server.app import Api, ServedModel, build_app
+from outrider.entrypoints.server.connection import BoundedConnection
 from outrider.entrypoints.server.engine_client import AsyncLLMClient
 from outrider.entrypoints.server.gate import Gate
 from outrider.errors import ConfigError, RequestError, shown
@@ -138,6 +139,8 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 Gate(build_app(api), config),
+                http=BoundedConnection,
+                ws="none",
                 # Its own lines are left to the program's logging.
                 log_config=None,
                 access_log=False,
