@@ -7,8 +7,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from outrider.entrypoints.server.chat_protocol import ChatBody
-from outrider.entrypoints.server.protocol import CompletionBody
+from outrider.entrypoints.server.chat_protocol import ChatBody, TokenizeBody
+from outrider.entrypoints.server.protocol import CompletionBody, DetokenizeBody
 from tests.entrypoints.server.app_client import AppClient, error_of
 
 # What each field may well be; a run of the tiny model stays short.
@@ -33,6 +33,7 @@ SOUND: dict[str, st.SearchStrategy[Any]] = {
     | st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=3)
     | st.lists(st.integers(0, 4200), min_size=1, max_size=140)
     | st.lists(st.lists(st.integers(0, 4095), min_size=1, max_size=5), min_size=1, max_size=3),
+    "tokens": st.lists(st.integers(0, 4200), max_size=40),
     "messages": st.lists(
         st.fixed_dictionaries(
             {
@@ -100,17 +101,23 @@ JUNK = st.recursive(
 BYTES = st.binary(max_size=60) | st.text(max_size=60).map(lambda text: text.encode())
 
 
+BODIES = {
+    "/v1/completions": (CompletionBody, "prompt"),
+    "/v1/chat/completions": (ChatBody, "messages"),
+    "/tokenize": (TokenizeBody, "prompt"),
+    "/detokenize": (DetokenizeBody, "tokens"),
+}
+
+
 @st.composite
 def bodies(draw: st.DrawFn) -> tuple[str, bytes]:
     """An address and a body: mostly sound fields, some that are not."""
-    is_chat = draw(st.booleans())
-    path = "/v1/chat/completions" if is_chat else "/v1/completions"
+    path = draw(st.sampled_from([*BODIES, "/v1/completions", "/v1/chat/completions"]))
     if draw(st.integers(0, 15)) == 0:
         return path, draw(BYTES)
-    cls = ChatBody if is_chat else CompletionBody
+    cls, needed = BODIES[path]
     # Without a limit a chat would run to the model's length.
-    body: dict[str, Any] = {"max_tokens": 4}
-    needed = "messages" if is_chat else "prompt"
+    body: dict[str, Any] = {"max_tokens": 4} if path.startswith("/v1") else {}
     names = draw(st.lists(st.sampled_from(sorted(cls.model_fields)), max_size=5, unique=True))
     for name in [needed, *names]:
         body[name] = draw(SOUND.get(name, st.booleans()))
@@ -156,16 +163,6 @@ def test_no_body_of_many_is_the_servers_fault(
     real_client: AppClient, case: tuple[str, bytes]
 ) -> None:
     check(real_client, *case)
-
-
-@settings(max_examples=100, **SETTINGS)
-@given(st.sampled_from(["/tokenize", "/detokenize"]), JUNK, JUNK)
-def test_no_body_of_the_tokenizer_is_the_servers_fault(
-    real_client: AppClient, path: str, first: Any, second: Any
-) -> None:
-    name = "prompt" if path == "/tokenize" else "tokens"
-    check(real_client, path, json.dumps({name: first}).encode())
-    check(real_client, path, json.dumps({name: first, "return_token_strs": second}).encode())
 
 
 def test_after_all_that_nothing_is_left(real_client: AppClient, async_llm: Any) -> None:

@@ -50,13 +50,13 @@ def _parse_prompts(value: object) -> list[Prompt]:
             return value
     raise invalid(
         "prompt",
-        "prompt must be a text, a list of token ids, or a list of texts or of lists of token ids, "
-        "none of them an empty list",
+        "prompt must be a text, a list of token ids, or a list of texts or of lists of token ids; "
+        "no list is empty, and no id negative",
     )
 
 
 def _is_id(value: object) -> bool:
-    return type(value) is int
+    return type(value) is int and value >= 0
 
 
 def _is_ids(value: object) -> bool:
