@@ -1,6 +1,7 @@
 """The official client of OpenAI, unchanged, against a real engine behind a socket."""
 
 from collections.abc import Iterator
+from inspect import signature
 from typing import Any
 
 import openai
@@ -102,6 +103,16 @@ def test_every_field_of_a_chat(openai_client: openai.OpenAI) -> None:
         assert choice.logprobs is not None
         assert choice.logprobs.content is not None
         assert [len(one.top_logprobs) for one in choice.logprobs.content] == [2] * 5
+
+
+def test_no_field_of_the_client_is_unknown(openai_client: openai.OpenAI) -> None:
+    of_transport = {"extra_headers", "extra_query", "extra_body", "timeout"}
+    for create, body in (
+        (openai_client.completions.create, CompletionBody),
+        (openai_client.chat.completions.create, ChatBody),
+    ):
+        names = set(signature(create).parameters) - of_transport
+        assert names <= {*body.model_fields, *body.UNSUPPORTED}
 
 
 def text_of(stream: Any) -> tuple[dict[int, str], Any]:
