@@ -62,7 +62,10 @@ _WRITES = ("o_proj.weight", "out_proj.weight", "down_proj", "down_proj.weight", 
 
 @torch.no_grad()
 def tiny_model(
-    dtype: torch.dtype = torch.float64, seed: int = 3, **overrides: Any
+    dtype: torch.dtype = torch.float64,
+    seed: int = 3,
+    trunk_scale: float = _TRUNK_SCALE,
+    **overrides: Any,
 ) -> Qwen4ExpForCausalLM:
     """A random model, no norm the identity and no convolution zero, with a head that can guess.
 
@@ -81,7 +84,7 @@ def tiny_model(
         if name.endswith("linear_attn.norm.weight"):
             parameter.add_(1.0)
         if name.endswith(_WRITES):
-            parameter.mul_(_HEAD_SCALE if name.startswith("mtp.") else _TRUNK_SCALE)
+            parameter.mul_(_HEAD_SCALE if name.startswith("mtp.") else trunk_scale)
     head = model.mtp
     assert head is not None
     head.fc_embedding.weight.copy_(torch.eye(config.hidden_size))

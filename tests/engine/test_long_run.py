@@ -1,42 +1,19 @@
 """Many steps with requests that come and go: what is held in memory stays the same."""
 
-import gc
-import os
-from dataclasses import dataclass
-from pathlib import Path
-
 import pytest
 import torch
 
 from outrider.engine.engine import LLMEngine
 from tests.engine.random_workload import MAX_K, TOKENIZER, Visit, check, random_visits
+from tests.held_memory import STATM, Held
 from tests.tiny_engine import make_engine, tiny_model
 
-STATM = Path("/proc/self/statm")
 # One layer of each kind, so that the steps are many and not long.
 SHALLOW = {
     "num_hidden_layers": 2,
     "layer_types": ("linear_attention", "indexed_attention"),
     "ple_layer_ids": (1,),
 }
-
-
-@dataclass
-class Held:
-    """What the process holds while no request is there."""
-
-    num_tensors: int
-    num_objects: int
-    resident_mib: float
-
-    @classmethod
-    def measure(cls) -> "Held":
-        gc.collect()
-        objects = gc.get_objects()
-        # By type: torch.is_tensor asks an object for its class, which some answer with an import.
-        num_tensors = sum(issubclass(type(one), torch.Tensor) for one in objects)
-        pages = int(STATM.read_text().split()[1])
-        return cls(num_tensors, len(objects), pages * os.sysconf("SC_PAGESIZE") / (1 << 20))
 
 
 def run(engine: LLMEngine, num_steps: int, visits: list[Visit]) -> None:
