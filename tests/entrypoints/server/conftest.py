@@ -11,6 +11,13 @@ from outrider.entrypoints.server.engine_client import AsyncLLMClient
 from outrider.entrypoints.server.run import served_model
 from tests.entrypoints.server.app_client import AppClient
 from tests.entrypoints.server.running_server import RunningServer, running_server
+from tests.text_checkpoint import write_guessing_checkpoint
+
+
+@pytest.fixture(scope="session")
+def guessing_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint of whose drafts some are accepted."""
+    return write_guessing_checkpoint(tmp_path_factory.mktemp("guessing") / "tiny")
 
 
 @pytest.fixture(scope="session")

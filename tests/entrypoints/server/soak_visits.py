@@ -13,10 +13,11 @@ import jsonschema
 Fields = dict[str, Any]
 
 MAX_K = 3
-_WORDS = (
-    "return self value for in range print the list of names def class import error is not None "
-    "name = size + 1 while key dict text file open as e if else True False index data"
-).split()
+_TEXT = """
+    return self value for in range print the list of names def class import error is not None
+    name = size + 1 while key dict text file open as e if else True False index data
+"""
+_WORDS = _TEXT.split()
 _REGEXES = ("[0-9]{2,4}", "(yes|no)( please)?", "[a-c]{1,6}x", '"[a-z]{1,8}"', "-?[0-9]\\.[0-9]")
 
 
@@ -163,7 +164,7 @@ class VisitMaker:
 
     def _fields(self, index: int, *, is_structured: bool) -> Fields:
         rng = self._rng
-        fields: Fields = {"max_tokens": rng.choice([1, 2, 5, 12, 25, 40]), "temperature": 0.0}
+        fields: Fields = {"max_tokens": rng.choice([1, 2, 5, 12, 25, 50]), "temperature": 0.0}
         kind = rng.random()
         if kind < 0.2:
             coupled = {"rejection_sample_method": "coupled", "seed": index}
