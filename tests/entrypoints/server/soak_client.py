@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
     from tests.entrypoints.server.soak_visits import Visit
 
+# What drafting brought, as answers and, with `_total`, the counters call it.
+COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+PER_POSITION = "num_accepted_tokens_per_pos"
 _TIMEOUT_S = 120
 
 
-@dataclass
+# Both are of few bytes, since thousands are held while the memory of the process is watched.
+@dataclass(slots=True)
 class Choice:
     """What came of one choice.
 
@@ -31,7 +35,6 @@ class Choice:
     """
 
     text: str = ""
-    # Few bytes, since thousands are held while the memory of the process is watched.
     token_ids: array[int] = field(default_factory=lambda: array("i"))
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -46,7 +49,7 @@ class Choice:
             self.finish_reason, self.stop_reason = told["finish_reason"], told["stop_reason"]
 
 
-@dataclass
+@dataclass(slots=True)
 class Answer:
     """What came of a request.
 
@@ -54,16 +57,18 @@ class Answer:
         status: of HTTP; None where the client left before it.
         has_left: whether the client closed the connection before the end.
         choices: by their numbers.
-        usage: as told.
-        stats: what drafting brought.
+        num_prompt_tokens: as usage tells them.
+        num_completion_tokens: as usage tells them.
+        drafting: the figures `COUNTED`, then those of `PER_POSITION`; empty where none were told.
         wrong_field: of which an error tells.
     """
 
     status: int | None = None
     has_left: bool = False
     choices: dict[int, Choice] = field(default_factory=lambda: defaultdict(Choice))
-    usage: dict[str, Any] | None = None
-    stats: dict[str, Any] | None = None
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    drafting: array[int] = field(default_factory=lambda: array("q"))
     wrong_field: str | None = None
 
     def add(self, told: dict[str, Any]) -> None:
@@ -73,8 +78,11 @@ class Answer:
             return
         for choice in told["choices"]:
             self.choices[choice["index"]].add(choice)
-        self.usage = told.get("usage") or self.usage
-        self.stats = told.get("spec_decode_stats") or self.stats
+        if usage := told.get("usage"):
+            self.num_prompt_tokens = usage["prompt_tokens"]
+            self.num_completion_tokens = usage["completion_tokens"]
+        if stats := told.get("spec_decode_stats"):
+            self.drafting.extend([*(stats[name] for name in COUNTED), *stats[PER_POSITION]])
 
 
 def ask_all(url: str, visits: Sequence[Visit], num_at_once: int) -> list[Answer]:

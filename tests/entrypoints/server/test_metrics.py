@@ -3,6 +3,7 @@ import re
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.entrypoints.server.app_client import AppClient
+from tests.entrypoints.server.metric_figures import figures
 from tests.entrypoints.server.scripted_llm import HELLO, Part, ScriptedLLM
 
 # vLLM's names, as its dashboards use them, and their types.
@@ -26,19 +27,6 @@ TYPES = {
 }
 
 
-def figures(client: AppClient) -> dict[str, float]:
-    """Samples by name, those of a label that tells them apart with its value."""
-    found = {}
-    for family in text_string_to_metric_families(client.get("/metrics").text):
-        for sample in family.samples:
-            labels = dict(sample.labels)
-            assert labels.pop("model_name") == "tiny"
-            assert labels.pop("engine") == "0"
-            name = sample.name + "".join(f":{value}" for value in labels.values())
-            found[name] = sample.value
-    return found
-
-
 def test_names_and_types() -> None:
     response = AppClient.over(ScriptedLLM(HELLO)).get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
@@ -53,7 +41,7 @@ def test_what_is_counted() -> None:
     llm = ScriptedLLM([*HELLO[:2], Part("", [], "stop", index=1), HELLO[2]])
     client = AppClient.over(llm)
     assert client.complete(prompt=[[1, 2, 3], [4]], n=2).status_code == 200
-    found = figures(client)
+    found = figures(client.get("/metrics").text)
     assert found["vllm:prompt_tokens_total"] == 4
     assert found["vllm:generation_tokens_total"] == 8
     assert found["vllm:request_success_total:stop"] == 4
@@ -81,7 +69,7 @@ def test_tokens_of_one_step_share_its_time() -> None:
     script: list[Part | None] = [Part("a", [1]), Part("bcd", [2, 3, 4]), Part("", [], "length")]
     client = AppClient.over(ScriptedLLM(script))
     client.complete()
-    found = figures(client)
+    found = figures(client.get("/metrics").text)
     assert found["vllm:inter_token_latency_seconds_count"] == 3
     spent = (
         found["vllm:time_to_first_token_seconds_sum"]
@@ -93,5 +81,5 @@ def test_tokens_of_one_step_share_its_time() -> None:
 def test_each_application_counts_for_itself() -> None:
     first, second = (AppClient.over(ScriptedLLM(HELLO)) for _ in range(2))
     first.complete()
-    assert figures(first)["vllm:generation_tokens_total"] == 4
-    assert figures(second)["vllm:generation_tokens_total"] == 0
+    assert figures(first.get("/metrics").text)["vllm:generation_tokens_total"] == 4
+    assert figures(second.get("/metrics").text)["vllm:generation_tokens_total"] == 0

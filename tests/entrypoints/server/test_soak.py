@@ -28,7 +28,7 @@ from outrider.request import Request
 from outrider.structured_outputs import StructuredOutputsParams
 from tests.entrypoints.server.metric_figures import figures
 from tests.entrypoints.server.running_server import RunningServer, running_server
-from tests.entrypoints.server.soak_client import Answer, Choice, ask_all
+from tests.entrypoints.server.soak_client import COUNTED, PER_POSITION, Answer, Choice, ask_all
 from tests.entrypoints.server.soak_visits import MAX_K, Visit, VisitMaker
 from tests.held_memory import STATM, Held, count_objects
 
@@ -44,7 +44,6 @@ MAX_MODEL_LEN = 256
 NUM_BLOCKS, MAX_NUM_SEQS = 36, 12
 # What a request holds while it is there, and nobody after it.
 OF_REQUESTS = (Request, GrammarPath, XGrammarMatcher, OutputStream, Generation)
-COUNTED = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 MAX_GROWTH_MIB = 8
 KINDS = ("compared", "drawn", "refused", "left before the first byte", "left in mid-stream")
 
@@ -66,6 +65,10 @@ class Soaked:
     def figures(self) -> dict[str, float]:
         """The counters of /metrics."""
         return figures(self.http.get("/metrics").text)
+
+    def added_since(self, before: dict[str, float]) -> dict[str, float]:
+        """By how much the counters have grown."""
+        return {name: value - before[name] for name, value in self.figures().items()}
 
     def wait_until_idle(self, max_num_files: int | None = None) -> int:
         """Those that left have to be gone within some steps, and their connections closed.
@@ -103,7 +106,7 @@ class Soaked:
         assert not manager.prefix.snapshots.num_published
 
     @property
-    def compiler_pids(self) -> list[int]:
+    def child_pids(self) -> list[int]:
         """Processes that this one has started and that still run."""
         tasks = Path("/proc/self/task").glob("*/children")
         return sorted(int(pid) for task in tasks for pid in task.read_text().split())
@@ -215,22 +218,22 @@ def soak(checkpoint: Path, num_requests: int, num_at_once: int, num_after: int) 
         url = server.running.url
         # Starts the process that compiles, before files and processes are counted.
         ask_all(url, [Visit("a", False, {"max_tokens": 2}, {}, {"choice": ["yes"]})], 1)
-        start = time.monotonic()
+        start, counters = time.monotonic(), server.figures()
         answers = ask_all(url, visits[:fifth], num_at_once)
-        num_files, pids = server.wait_until_idle(), server.compiler_pids
+        num_files, pids = server.wait_until_idle(), server.child_pids
         before = Held.measure()
         answers += ask_all(url, visits[fifth:], num_at_once)
         server.wait_until_idle(num_files)
         after = Held.measure()
         seconds = time.monotonic() - start
-        assert server.compiler_pids == pids
+        assert server.child_pids == pids
         alive = count_objects(*OF_REQUESTS)
         # The engine's thread names the last one for as long as it waits for another.
         assert alive.pop("OutputStream") <= alive_before.pop("OutputStream") + 1
         assert alive == alive_before
         assert after.num_tensors <= before.num_tensors
         assert after.resident_mib <= before.resident_mib + MAX_GROWTH_MIB
-        check_sums_of_all(visits, answers, server.figures())
+        check_sums_of_all(visits, answers, server.added_since(counters))
         num_preemptions = server.llm.llm_engine.scheduler.num_preemptions
         check_sums(server, maker, num_after, num_at_once)
         server.check_caches()
@@ -277,15 +280,15 @@ def check_answer(visit: Visit, answer: Answer, solo: SoloRuns) -> str:
 
 
 def check_sums_of_all(
-    visits: Sequence[Visit], answers: Sequence[Answer], found: dict[str, float]
+    visits: Sequence[Visit], answers: Sequence[Answer], added: dict[str, float]
 ) -> None:
     """The counters hold all that was told, and no more than those that left can have added."""
     pairs = list(zip(visits, answers, strict=True))
     ended = [(v, a) for v, a in pairs if a.status == 200 and not a.has_left]
-    for name in COUNTED:
-        told = sum(answer.stats[name] for _, answer in ended if answer.stats is not None)
-        assert 0 < told <= found[f"vllm:spec_decode_{name}_total"]
-    total = sum(value for name, value in found.items() if name.startswith("vllm:request_success_t"))
+    told = _drafting([answer for _, answer in ended])
+    assert told["vllm:spec_decode_num_accepted_tokens_total"]
+    assert all(value <= added[name] for name, value in told.items())
+    total = sum(value for name, value in added.items() if name.startswith("vllm:request_success_t"))
     num_ended = sum(visit.num_choices for visit, _ in ended)
     num_left = sum(visit.num_choices for visit, answer in pairs if answer.has_left)
     assert num_ended <= total <= num_ended + num_left
@@ -297,24 +300,26 @@ def check_sums(server: Soaked, maker: VisitMaker, num_requests: int, num_at_once
     before = server.figures()
     answers = ask_all(server.running.url, visits, num_at_once)
     server.wait_until_idle()
-    added = {name: value - before[name] for name, value in server.figures().items()}
+    added = server.added_since(before)
     ended = [answer for answer in answers if answer.status == 200]
     choices = [choice for answer in ended for choice in answer.choices.values()]
-    for name in COUNTED:
-        assert added[f"vllm:spec_decode_{name}_total"] == sum(a.stats[name] for a in ended)
-    for place in range(MAX_K):
-        name = "num_accepted_tokens_per_pos"
-        told = sum(answer.stats[name][place] for answer in ended)
-        assert added[f"vllm:spec_decode_{name}_total:{place}"] == told
-    for kind in ("prompt", "generation"):
-        told = sum(
-            a.usage["prompt_tokens" if kind == "prompt" else "completion_tokens"] for a in ended
-        )
-        assert added[f"vllm:{kind}_tokens_total"] == told
+    for name, told in _drafting(ended).items():
+        assert added[name] == told
+    assert added["vllm:prompt_tokens_total"] == sum(one.num_prompt_tokens for one in ended)
+    assert added["vllm:generation_tokens_total"] == sum(one.num_completion_tokens for one in ended)
     assert added["vllm:generation_tokens_total"] == sum(len(one.token_ids) for one in choices)
     for reason in ("stop", "length", "abort", "error"):
         told = sum(choice.finish_reason == reason for choice in choices)
         assert added[f"vllm:request_success_total:{reason}"] == told
+
+
+def _drafting(answers: Sequence[Answer]) -> dict[str, int]:
+    """What answers tell of drafting, added up under the names of the counters."""
+    names = [f"{name}_total" for name in COUNTED]
+    names += [f"{PER_POSITION}_total:{place}" for place in range(MAX_K)]
+    sums = map(sum, zip(*(answer.drafting for answer in answers), strict=True))
+    told = dict(zip(names, sums, strict=True))
+    return {f"vllm:spec_decode_{name}": value for name, value in told.items()}
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="reads /proc")
