@@ -129,12 +129,14 @@ def turns(checkpoint: Path, **options: Any) -> Iterator[Turns]:
         return verify(batch, *args)
 
     llm.llm_engine.model_runner.verify = verified  # type: ignore[method-assign]
-    with (
-        running_server(AsyncLLMClient(llm), served_model(llm, checkpoint)) as running,
-        httpx2.Client(base_url=running.url, timeout=60) as http,
-    ):
-        yield Turns(llm, http, first_rows)
-    llm.shutdown()
+    try:
+        with (
+            running_server(AsyncLLMClient(llm), served_model(llm, checkpoint)) as running,
+            httpx2.Client(base_url=running.url, timeout=60) as http,
+        ):
+            yield Turns(llm, http, first_rows)
+    finally:
+        llm.shutdown()
 
 
 @pytest.fixture(scope="module")
