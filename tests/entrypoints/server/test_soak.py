@@ -345,7 +345,7 @@ def _drafting(answers: Sequence[Answer]) -> dict[str, int]:
 @pytest.mark.skipif(not STATM.exists(), reason="reads /proc")
 # After so few requests as a fifth of 60, memory still comes to what the program as such takes.
 @pytest.mark.parametrize(
-    "sizes", [(60, 12, 15, 24), pytest.param((3000, 32, 100, 8), marks=pytest.mark.slow)]
+    "sizes", [(60, 12, 15, 24), pytest.param((3000, 32, 100, 16), marks=pytest.mark.slow)]
 )
 def test_soak(
     guessing_dir: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int, int, int]
