@@ -50,8 +50,12 @@ def test_an_answer_in_one_piece() -> None:
 )
 def test_a_stream_adds_up_to_the_answer_in_one_piece(body: dict[str, Any]) -> None:
     client = AppClient.over(ScriptedLLM(TWO))
-    whole = client.chat(n=2, **body).json()["choices"]
+    answer = client.chat(n=2, **body).json()
+    whole = answer["choices"]
     chunks = events(client.chat(n=2, stream=True, **body))
+    prompts = [chunk["prompt_token_ids"] for chunk in chunks if "prompt_token_ids" in chunk]
+    assert prompts == ([answer["prompt_token_ids"]] if "return_token_ids" in body else [])
+    assert all(chunk.keys() >= {"prompt_token_ids"} for chunk in chunks[: len(prompts)])
     for choice in whole:
         parts = [p for chunk in chunks for p in chunk["choices"] if p["index"] == choice["index"]]
         assert parts[0]["delta"] == {"role": "assistant", "content": ""}

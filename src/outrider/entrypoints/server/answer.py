@@ -31,8 +31,8 @@ class ChoiceWriter(Protocol):
     object_name: str
     chunk_object_name: str
 
-    def opening(self) -> Iterator[dict[str, Any]]:
-        """Choices of the chunks before any token."""
+    def opening(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Choices of the chunks before any token, and what stands beside each."""
         ...
 
     def delta(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
@@ -173,8 +173,8 @@ class Answer:
         """The answer as server-sent events; an error in their midst is one of them."""
         try:
             async with aclosing(generation):
-                for choice in self.writer.opening():
-                    yield self._event([choice])
+                for choice, beside in self.writer.opening():
+                    yield self._event([choice], beside)
                 async for index, output in generation:
                     self.sums.add(index, output)
                     for choice in self.writer.delta(index, output):
@@ -198,11 +198,11 @@ class Answer:
     def _usage(self) -> dict[str, Any]:
         return {**self.sums.usage(), **self.writer.usage_details()}
 
-    def _event(self, choices: list[dict[str, Any]], last: dict[str, Any] | None = None) -> bytes:
+    def _event(self, choices: list[dict[str, Any]], beside: dict[str, Any] | None = None) -> bytes:
         chunk = self._envelope(self.writer.chunk_object_name, choices)
         if self.body.includes_usage:
             chunk["usage"] = None
-        return b"data: " + json_bytes({**chunk, **(last or {})}) + b"\n\n"
+        return b"data: " + json_bytes({**chunk, **(beside or {})}) + b"\n\n"
 
     def _envelope(self, object_name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {

@@ -250,6 +250,7 @@ class ChatCompletionChunk(_Answer):
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
     usage: NotRequired[Usage | None]
+    prompt_token_ids: NotRequired[list[int]]
 
 
 class Tokenization(TypedDict):

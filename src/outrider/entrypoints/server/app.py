@@ -141,7 +141,7 @@ class Api:
         )
         form = self._formats.of(body, prompt.text or "")
         params = replace(params, structured_outputs=structured_outputs(body, form))
-        writer = ChatWriter(body, self._model.tokenizer, form)
+        writer = ChatWriter(body, self._model.tokenizer, form, prompt.token_ids)
         return await self._answer(request, "chatcmpl", writer, body, [prompt], params)
 
     async def tokenize(self, request: Request) -> Response:

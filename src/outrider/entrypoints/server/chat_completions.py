@@ -29,11 +29,13 @@ class ChatWriter:
         body: what was asked for.
         tokenizer: of the checkpoint.
         form: how outputs are read.
+        prompt_token_ids: of the chat.
     """
 
     body: ChatBody
     tokenizer: Tokenizer
     form: MessageFormat
+    prompt_token_ids: list[int]
     object_name: str = "chat.completion"
     chunk_object_name: str = "chat.completion.chunk"
     _parsers: dict[int, MessageParser] = field(default_factory=dict)
@@ -42,15 +44,16 @@ class ChatWriter:
     def __post_init__(self) -> None:
         self._steps = StepWriter(self.tokenizer, self.body.skips_special_tokens)
 
-    def opening(self) -> Iterator[dict[str, Any]]:
-        """Who speaks, for each choice."""
+    def opening(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """Who speaks, for each choice, and beside the first what is told of the prompt."""
         for index in range(self.body.n or 1):
-            yield {
+            choice = {
                 "index": index,
                 "delta": {"role": "assistant", "content": ""},
                 "logprobs": None,
                 "finish_reason": None,
             }
+            yield choice, {} if index else self._prompt_details()
 
     def delta(self, prompt_index: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         """Choices of the chunks that tell of an output.
@@ -99,11 +102,9 @@ class ChatWriter:
 
     def extra(self, output: RequestOutput) -> dict[str, Any]:
         """What is told of the prompt, once for all choices."""
-        extra: dict[str, Any] = {}
+        extra = self._prompt_details()
         if self.body.prompt_logprobs is not None and output.prompt_logprobs is not None:
             extra["prompt_logprobs"] = of_prompt(output.prompt_logprobs)
-        if self.body.return_token_ids:
-            extra["prompt_token_ids"] = output.prompt_token_ids
         return extra
 
     def usage_details(self) -> dict[str, Any]:
@@ -112,6 +113,9 @@ class ChatWriter:
             return {}
         count = sum(parser.num_reasoning_tokens for parser in self._parsers.values())
         return {"completion_tokens_details": {"reasoning_tokens": count}}
+
+    def _prompt_details(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self.prompt_token_ids} if self.body.return_token_ids else {}
 
     @property
     def _shows_reasoning(self) -> bool:

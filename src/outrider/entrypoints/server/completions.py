@@ -43,7 +43,7 @@ class CompletionWriter:
     def __post_init__(self) -> None:
         self._steps = StepWriter(self.tokenizer, self.body.skips_special_tokens)
 
-    def opening(self) -> Iterator[dict[str, Any]]:
+    def opening(self) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         """None: a completion begins with its text."""
         yield from ()
 
