@@ -173,6 +173,24 @@ def test_without_tools_or_with_choice_none_nothing_is_called() -> None:
         assert "get_weather" not in client.api.serving._llm.prompts[0].text  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize(
+    ("options", "is_called"),
+    [
+        ({}, False),
+        ({"strict": True}, True),
+        # A text of its own may quote such a tag.
+        ({"strict": True, "response_format": {"type": "json_object"}}, False),
+    ],
+)
+def test_in_mid_line_a_call_without_its_tag_is_one_where_a_grammar_makes_it_one(
+    options: dict[str, Any], is_called: bool
+) -> None:
+    strict = {**TIME, "function": {**TIME["function"], "strict": options.pop("strict", None)}}
+    client = spoken("I use <function=get_time>\n</function>")
+    answer = client.chat(tools=[WEATHER, strict], **options).json()
+    assert bool(message_of(answer["choices"][0])["calls"]) == is_called
+
+
 def test_one_call_alone_where_several_are_not_wanted() -> None:
     body = {"tools": [WEATHER, TIME], "parallel_tool_calls": False}
     whole = message_of(spoken(CALLS).chat(**body).json()["choices"][0])

@@ -37,9 +37,9 @@ NOTHING: dict[str, Any] = {"type": "object", "properties": {}}
 SCHEMAS = {"get_weather": WEATHER, "wait": NOTHING}
 
 
-def parsed(text: str) -> tuple[str, list[tuple[str, Any]]]:
+def parsed(text: str, *, is_held: bool = False) -> tuple[str, list[tuple[str, Any]]]:
     """The content of a text, and its calls."""
-    parser = Qwen3CoderToolCallParser(SCHEMAS)
+    parser = Qwen3CoderToolCallParser(SCHEMAS, is_held=is_held)
     deltas = [parser.feed(text), parser.finish(is_whole=True)]
     calls: dict[int, list[str]] = {}
     for delta in deltas:
@@ -94,6 +94,28 @@ def test_a_chosen_call_is_strict_without_its_tag_too(
         text = f"A <b> text.\n\n{beginning}{call}"
         token_ids = bundled_tokenizer().encode(text, add_special_tokens=False)
         assert (path.num_allowed([], 0, token_ids) == len(token_ids)) == is_right, text
+
+
+@pytest.mark.parametrize("is_one", [False, True])
+def test_what_the_grammar_makes_a_call_is_read_as_one(
+    compiler: GrammarCompiler, is_one: bool
+) -> None:
+    form = chosen_calls_format(tags(), is_one=is_one)
+    path = compiler.path(StructuredOutputsParams(structural_tag=form))
+    tokenizer = bundled_tokenizer()
+    said = "To wait I use <function=wait>"
+    begun = tokenizer.encode(said, add_special_tokens=False)
+    assert path.num_allowed([], 0, begun) == len(begun)
+    # From here on there is no way but through the call, and behind one alone none but the end.
+    forced = tokenizer.encode("\n</function>", add_special_tokens=False)
+    assert path.num_allowed(begun, len(begun), [*forced, *begun]) == len(forced) + (
+        0 if is_one else len(begun)
+    )
+    prose = tokenizer.encode(" to wait.", add_special_tokens=False)
+    assert path.num_allowed(begun, len(begun), prose) == 0
+    assert parsed(f"{said}\n</function>", is_held=True) == ("To wait I use ", [("wait", {})])
+    # Where nothing holds the text to it, it may speak of a function.
+    assert parsed(f"{said} and wait.") == (f"{said} and wait.", [])
 
 
 def test_a_string_without_bounds_is_any_text_that_ends(compiler: GrammarCompiler) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from outrider.entrypoints.server.errors import invalid
 from outrider.entrypoints.server.message_parser import MessageFormat
+from outrider.entrypoints.server.output_grammars import holds_chosen_calls
 from outrider.entrypoints.server.qwen_markup import CALL_END, CALL_START, THINK_END
 from outrider.errors import ConfigError
 
@@ -72,4 +73,5 @@ class MessageFormats:
             tool_call_parser=self._config.tool_call_parser if tools else None,
             parameters={tool.function.name: tool.function.parameters or {} for tool in tools},
             max_calls=1 if body.parallel_tool_calls is False else None,
+            calls_are_held=holds_chosen_calls(body),
         )

@@ -31,6 +31,7 @@ class MessageFormat:
         tool_call_parser: name of the parser of calls; None leaves them in the content.
         parameters: JSON schemas of the functions' parameters, by the functions' names.
         max_calls: calls that a message may hold, further ones are left out; None is any number.
+        calls_are_held: a grammar makes a call of all that begins as one.
     """
 
     prompt: str = ""
@@ -38,6 +39,7 @@ class MessageFormat:
     tool_call_parser: str | None = None
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     max_calls: int | None = None
+    calls_are_held: bool = False
 
 
 @dataclass
@@ -74,7 +76,9 @@ class MessageParser:
                 form.prompt, ends_at_call=form.tool_call_parser is not None
             )
         if form.tool_call_parser is not None:
-            self._calls = TOOL_CALL_PARSERS[form.tool_call_parser](form.parameters)
+            self._calls = TOOL_CALL_PARSERS[form.tool_call_parser](
+                form.parameters, is_held=form.calls_are_held
+            )
         self._offsets = TextOffsets(tokenizer, skip_special_tokens)
         # Where each token begins in the text of the output.
         self._starts: list[int] = []

@@ -47,6 +47,12 @@ def structured_outputs(
     return wanted
 
 
+def holds_chosen_calls(body: ChatBody) -> bool:
+    """Whether the output is free text in which a grammar holds what begins as a call to be one."""
+    is_free = not body.requires_call and field_of(body) == "tools"
+    return is_free and any(_is_strict(tool) for tool in body.told_tools)
+
+
 def explained(error: RequestError, field: str = "structured_outputs") -> ApiError:
     """An error that begins with the place in the body where it lies.
 

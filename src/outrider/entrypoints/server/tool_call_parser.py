@@ -50,7 +50,8 @@ class Qwen3CoderToolCallParser:
     """The calls of one message.
 
     What cannot be a call stays content. A `<tool_call>` may be missing before a function that is
-    known and begins a line: models forget it. Line breaks around calls count only between two
+    known: models forget it. Where no grammar holds the output to calls, such a function has to
+    begin a line, since a text may speak of one. Line breaks around calls count only between two
     texts. A value ends at a `</parameter>` behind which the function goes on or ends, since a value
     may speak of tags itself; a whole call that is quoted in a value belongs to it. A model that
     leaves the tag out ends its value with the next parameter of the schema, or with the end of the
@@ -58,16 +59,20 @@ class Qwen3CoderToolCallParser:
 
     Args:
         parameters: JSON schemas of the functions' parameters, by the functions' names.
+        is_held: a grammar makes a call of every `<function=` in the text (`chosen_calls_format`).
 
     Attributes:
         num_calls: that have begun.
         is_call_open: the last one has not ended.
     """
 
-    def __init__(self, parameters: Mapping[str, Mapping[str, Any]]) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Mapping[str, Any]], *, is_held: bool = False
+    ) -> None:
         self.num_calls = 0
         self.is_call_open = False
         self._parameters = parameters
+        self._is_held = is_held
         self._text = GrowingText()
         self._state: Literal["content", "function", "value", "quoted", "ended"] = "content"
         self._delta = ToolDelta()
@@ -135,7 +140,7 @@ class Qwen3CoderToolCallParser:
 
     def _read_content_tag(self) -> None:
         called = called_function(self._text)
-        if called is None and self._is_line_start:
+        if called is None and (self._is_line_start or self._is_held):
             called = function_at(self._text, 0)
             if called is not None and called[0] not in self._parameters:
                 called = None
