@@ -130,8 +130,10 @@ def find_exports(run_dir: Path) -> list[Weights]:
         for folder in (run_dir / EXPORTS_FOLDER).glob(f"{_STEP}*")
         if (folder / "config.json").exists()
     }
-    if records and (run_dir / EXPORT_FOLDER / "config.json").exists():
-        folders[records[-1]["step"]] = run_dir / EXPORT_FOLDER
+    # The export of an end stays while the run goes on with a larger budget.
+    ends = [record["step"] for record in records if record["budget_used"] >= 1]
+    if ends and (run_dir / EXPORT_FOLDER / "config.json").exists():
+        folders[ends[-1]] = run_dir / EXPORT_FOLDER
     if not records or not folders:
         raise ConfigError(f"{run_dir}: no weights to measure; train with run.export_every_tokens")
     found = []

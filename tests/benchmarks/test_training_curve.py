@@ -42,6 +42,11 @@ def test_the_last_line_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixtu
         ROWS_PER_STEP * weights.step for weights in exports
     ]
     assert exports[-1].folder == output_dir / "export"
+    # The run goes on with a larger budget, and its last export is still that of its first end.
+    with (output_dir / "log.jsonl").open("a") as log:
+        record = {"kind": "train", "step": 15, "num_tokens": 15 * ROWS_PER_STEP}
+        log.write(json.dumps({**record, "elapsed_s": 60.0, "budget_used": 0.7}) + "\n")
+    assert find_exports(output_dir) == exports
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("row 1 of\nrow 2 of\n")
     picture = tmp_path / "curve.png"
@@ -64,7 +69,7 @@ def test_the_last_line_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_a_run_without_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, "training_curve", [str(tmp_path)]) == 2
     assert "log.jsonl: cannot be read" in capsys.readouterr().err
-    record = {"kind": "train", "step": 1, "num_tokens": 4, "elapsed_s": 1.0}
+    record = {"kind": "train", "step": 1, "num_tokens": 4, "elapsed_s": 1.0, "budget_used": 1.0}
     (tmp_path / "log.jsonl").write_text(json.dumps(record) + "\n")
     assert run(app, "training_curve", [str(tmp_path)]) == 2
     assert "no weights to measure" in capsys.readouterr().err

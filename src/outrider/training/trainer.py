@@ -167,6 +167,9 @@ class Trainer:
                     "train", grad_norm=grad_norm, tokens_per_s=tokens_per_s, **losses.to_dict()
                 )
                 speed = _Speed()
+            # Before a checkpoint, from which a run goes on behind this step.
+            if self._is_export_due():
+                self.export(config.run.output_dir / EXPORTS_FOLDER / f"step-{step:08d}")
             if self._is_stopping:
                 self.save()
                 return None
@@ -178,8 +181,6 @@ class Trainer:
             ):
                 self.save()
                 last_checkpoint_s = self.progress.elapsed_s
-            if self._is_export_due():
-                self.export(config.run.output_dir / EXPORTS_FOLDER / f"step-{step:08d}")
         self.save()
         logger.info("budget used up at step %d", self.progress.step)
         return self.evaluate()
