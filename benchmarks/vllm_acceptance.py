@@ -4,8 +4,8 @@ Both decode the same held-out prompts in float32 with drafts that are drawn, at 
 by each rule, at temperature 1. There the texts differ, since each engine draws its own numbers.
 
 With --json-schema the outputs are counted that came to their end, and of them those that are JSON
-of the schema: all should be. Our engine then draws drafts by the grammar and vLLM does not, so
-their acceptance is not the same.
+of the schema: all should be, and each engine should end some. Our engine then draws drafts by the
+grammar and vLLM does not, so their acceptance is not the same.
 
     python -m benchmarks.vllm_acceptance
     python -m benchmarks.vllm_acceptance --json-schema --suite json --max-tokens 160
@@ -238,7 +238,7 @@ def main(
     ]
     found = (*theirs, *ours)
     if json_schema:
-        is_met = all(one.num_valid == one.num_finished for one in found)
+        is_met = all(0 < one.num_finished == one.num_valid for one in found)
     else:
         is_met = max(map(abs, differences)) <= TOLERANCE
     report = {

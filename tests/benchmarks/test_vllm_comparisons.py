@@ -16,16 +16,20 @@ NUM_TOKENS = 4
 
 
 class FakeVllm:
-    """Says that of each window of K drafts two were kept, and what it was asked for."""
+    """Says that of each window of K drafts two were kept, and what it was asked for.
+
+    Its first text may be set; the others do not end.
+    """
 
     def __init__(self) -> None:
+        self.first_text = [7] * NUM_TOKENS
         self.tasks: list[dict[str, Any]] = []
 
     def __call__(self, task: dict[str, Any]) -> dict[str, Any]:
         self.tasks.append(task)
         drafting = task["engine"].get("speculative_config")
         one = {
-            "token_ids": [[7] * NUM_TOKENS for _ in task["prompts"]],
+            "token_ids": [self.first_text, *([7] * NUM_TOKENS for _ in task["prompts"][1:])],
             "seconds": 0.5,
             "num_drafts": 10 if drafting else 0,
             "num_draft_tokens": 30 if drafting else 0,
@@ -79,14 +83,19 @@ def test_acceptance(
 def test_outputs_of_a_schema(
     vllm: FakeVllm, own: list[Acceptance], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = ["--num-prompts", "1", "--max-tokens", "8", "--suite", "json", "--json-schema"]
+    given = ["--num-prompts", "2", "--max-tokens", "8", "--suite", "json", "--json-schema"]
+    llm = LLM()
+    text = llm.get_tokenizer().encode('{"name": "a", "size": 1, "tags": []}')
+    vllm.first_text = [*text, min(llm.llm_engine.eos_token_ids)]
     own[2] = replace(own[2], num_accepted_tokens=10)
     assert run(vllm_acceptance.app, "vllm_acceptance", given) == 0
     assert all(one["schema"] == SCHEMA for task in vllm.tasks for one in task["rounds"])
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
-    # None of the fake's texts has ended.
-    assert [report["results"][0][name] for name in ("num_finished", "num_valid")] == [0, 0]
-    own[2] = replace(own[2], num_valid=0)
+    assert [report["results"][0][name] for name in ("num_finished", "num_valid")] == [1, 1]
+    good, own[2] = own[2], replace(own[2], num_valid=0)
+    assert run(vllm_acceptance.app, "vllm_acceptance", given) == 1
+    # Texts of which none has ended say nothing of the schema.
+    own[2], vllm.first_text = good, text
     assert run(vllm_acceptance.app, "vllm_acceptance", given) == 1
 
 
