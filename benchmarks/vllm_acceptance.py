@@ -22,15 +22,14 @@ import typer
 from rich.table import Table
 
 from benchmarks.provenance import provenance
-from benchmarks.vllm_judge import MAX_MODEL_LEN, SCHEMA
+from benchmarks.vllm_judge import SCHEMA
 from benchmarks.vllm_process import run_vllm
-from outrider.bundled import BUNDLED_MODEL_DIR, BUNDLED_SUITES
-from outrider.entrypoints.cli.prompt_sources import read_prompts_file, spread
+from benchmarks.vllm_settings import MAX_MODEL_LEN, drafting, prompts_of
+from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun
 from outrider.entrypoints.llm import LLM
-from outrider.errors import ConfigError
 from outrider.sampling_params import SamplingParams
 from outrider.structured_outputs import StructuredOutputsParams
 from outrider.tokenizer import Tokenizer
@@ -123,20 +122,14 @@ def measure_vllm(setting: Setting, layout: dict[str, Any]) -> list[Acceptance]:
             {"temperature": one, "max_tokens": setting.max_tokens, "schema": setting.schema}
             for one in temperatures
         ]
-        drafting = {
-            "method": "mtp",
-            "num_speculative_tokens": setting.k,
-            "enforce_eager": True,
-            "rejection_sample_method": rule,
-            "draft_sample_method": "probabilistic",
-        }
+        how = {"rejection_sample_method": rule, "draft_sample_method": "probabilistic"}
         engine = {
             "model": str(BUNDLED_MODEL_DIR),
             "dtype": "float32",
             "max_model_len": MAX_MODEL_LEN,
             "max_num_seqs": 8,
             "enable_prefix_caching": False,
-            "speculative_config": drafting,
+            **drafting(setting.k, **how),
             **layout,
         }
         outcome = run_vllm({"prompts": setting.prompts, "engine": engine, "rounds": rounds})
@@ -222,7 +215,7 @@ def main(
         speculative_config={"method": "mtp", "num_speculative_tokens": k},
     )
     setting = Setting(
-        held_out_prompts(llm, suite.split(","), num_prompts),
+        prompts_of(llm, suite.split(","), num_prompts),
         k,
         max_tokens,
         SCHEMA if json_schema else None,
@@ -256,19 +249,6 @@ def main(
     }
     typer.echo(json.dumps(report))
     return 0 if is_met else 1
-
-
-def held_out_prompts(llm: LLM, suites: Sequence[str], num_prompts: int) -> list[list[int]]:
-    """Token ids of prompts of each suite."""
-    for suite in suites:
-        if suite not in BUNDLED_SUITES:
-            raise ConfigError(f"--suite: {suite} is none of {', '.join(BUNDLED_SUITES)}")
-    inputs = [
-        one
-        for suite in suites
-        for one in spread(read_prompts_file(BUNDLED_SUITES[suite]), num_prompts)
-    ]
-    return [encoded.token_ids for encoded in llm.encode_prompts(inputs)]
 
 
 if __name__ == "__main__":

@@ -19,8 +19,9 @@ import typer
 from rich.table import Table
 
 from benchmarks.provenance import provenance
-from benchmarks.vllm_judge import MAX_MODEL_LEN, SCHEMA, Judge
+from benchmarks.vllm_judge import SCHEMA, Judge
 from benchmarks.vllm_process import run_vllm
+from benchmarks.vllm_settings import MAX_MODEL_LEN, drafting
 from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.entrypoints.cli.options import parse_k_list
 from outrider.entrypoints.cli.report import report_console
@@ -101,10 +102,7 @@ class Comparison:
 
     def task(self, prompts: list[list[int]], k: int) -> dict[str, Any]:
         """For `benchmarks.vllm_run`; a second round finds what a first one has cached."""
-        engine = self.engine_options
-        if k:
-            drafting = {"method": "mtp", "num_speculative_tokens": k, "enforce_eager": True}
-            engine["speculative_config"] = drafting
+        engine = {**self.engine_options, **drafting(k)}
         one = {"temperature": 0.0, "max_tokens": self.max_tokens}
         if self.has_schema:
             one["schema"] = SCHEMA

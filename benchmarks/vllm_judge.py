@@ -10,13 +10,11 @@ from typing import Any
 
 import xgrammar
 
-from outrider.bundled import BUNDLED_SUITES
-from outrider.entrypoints.cli.prompt_sources import PromptInput, read_prompts_file, spread
+from benchmarks.vllm_settings import MAX_MODEL_LEN, prompts_of
 from outrider.entrypoints.llm import LLM
-from outrider.errors import ConfigError, OutriderError
+from outrider.errors import OutriderError
 from outrider.sampling_params import SamplingParams
 
-MAX_MODEL_LEN = 1024
 # Tokens a grammar may forbid before the likeliest that it allows.
 _NUM_RANKED = 1000
 
@@ -45,12 +43,7 @@ class Judge:
 
     def prompts(self, suites: Sequence[str], num_prompts: int) -> list[list[int]]:
         """Token ids of prompts of each suite, and one of all of them that is many blocks long."""
-        found: list[list[int]] = []
-        for suite in suites:
-            if suite not in BUNDLED_SUITES:
-                raise ConfigError(f"--suite: {suite} is none of {', '.join(BUNDLED_SUITES)}")
-            for prompt in spread(read_prompts_file(BUNDLED_SUITES[suite]), num_prompts):
-                found.append(self.llm.get_tokenizer().encode(_text(prompt)))
+        found = prompts_of(self.llm, suites, num_prompts)
         together = [token for prompt in found for token in prompt]
         return [*found, together[: MAX_MODEL_LEN // 2]]
 
@@ -124,8 +117,3 @@ class _Grammar:
         if not self._matcher.accept_token(token):
             raise ForbiddenTokenError(f"a text holds the token {token} where its schema forbids it")
         return kept
-
-
-def _text(prompt: PromptInput) -> str:
-    """Of a line of a suite, which are texts."""
-    return prompt["prompt"] if isinstance(prompt, dict) else prompt

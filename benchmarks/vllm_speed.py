@@ -28,6 +28,7 @@ from rich.table import Table
 from benchmarks.options import parse_sizes
 from benchmarks.provenance import provenance
 from benchmarks.vllm_process import num_workers, run_vllm
+from benchmarks.vllm_settings import MAX_MODEL_LEN, drafting
 from outrider.bundled import BUNDLED_MODEL_DIR, BUNDLED_PROMPTS
 from outrider.entrypoints.cli.options import parse_k_list
 from outrider.entrypoints.cli.prompt_sources import read_prompts_file, spread
@@ -42,7 +43,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "vLLM, TP1": {},
     "vLLM, TP2": {"tensor_parallel_size": 2},
 }
-MAX_MODEL_LEN = 1024
 _KIB = 1024
 
 app = make_app("benchmarks.vllm_speed")
@@ -105,13 +105,7 @@ class Speed:
 
 def measure_vllm(name: str, layout: dict[str, Any], task: Task, k: int) -> Speed:
     """In a process of its own."""
-    options = {**task.engine_options, **layout}
-    if k:
-        options["speculative_config"] = {
-            "method": "mtp",
-            "num_speculative_tokens": k,
-            "enforce_eager": True,
-        }
+    options = {**task.engine_options, **layout, **drafting(k)}
     one = {"temperature": 0.0, "max_tokens": task.max_tokens, "ignore_eos": True}
     rounds = [one] * (task.num_rounds + 1)
     outcome = run_vllm({"prompts": task.prompts, "engine": options, "rounds": rounds})

@@ -9,8 +9,10 @@ import pytest
 from benchmarks import vllm_acceptance, vllm_speed
 from benchmarks.vllm_acceptance import Acceptance, is_valid
 from benchmarks.vllm_judge import SCHEMA
+from benchmarks.vllm_settings import prompts_of
 from outrider.entrypoints.cli.run import run
 from outrider.entrypoints.llm import LLM
+from outrider.errors import ConfigError
 
 NUM_TOKENS = 4
 
@@ -101,7 +103,7 @@ def test_outputs_of_a_schema(
 
 def test_our_own_side_of_the_acceptance() -> None:
     llm = LLM(dtype="float32", speculative_config={"method": "mtp", "num_speculative_tokens": 3})
-    prompts = vllm_acceptance.held_out_prompts(llm, ["json"], 2)
+    prompts = prompts_of(llm, ["json"], 2)
     setting = vllm_acceptance.Setting(
         prompts, 3, 12, None, llm.get_tokenizer(), llm.llm_engine.eos_token_ids
     )
@@ -124,6 +126,11 @@ def test_our_own_side_of_the_acceptance() -> None:
         "num_finished": 2,
         "num_valid": 1,
     }
+
+
+def test_a_suite_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match="--suite: verse is none of code, prose, json"):
+        prompts_of(LLM(), ["code", "verse"], 1)
 
 
 def test_is_valid() -> None:

@@ -1,0 +1,50 @@
+"""What the comparisons with vLLM have in common: prompts, their length, and how vLLM drafts."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from outrider.bundled import BUNDLED_SUITES
+from outrider.entrypoints.cli.prompt_sources import read_prompts_file, spread
+from outrider.entrypoints.llm import LLM
+from outrider.errors import ConfigError
+
+MAX_MODEL_LEN = 1024
+
+
+def prompts_of(llm: LLM, suites: Sequence[str], num_prompts: int) -> list[list[int]]:
+    """Held-out prompts.
+
+    Args:
+        llm: whose tokenizer encodes them.
+        suites: bundled sets of prompts.
+        num_prompts: of each suite.
+
+    Returns:
+        Token ids of each.
+
+    Raises:
+        ConfigError: there is no suite of a name.
+    """
+    for suite in suites:
+        if suite not in BUNDLED_SUITES:
+            raise ConfigError(f"--suite: {suite} is none of {', '.join(BUNDLED_SUITES)}")
+    texts = [
+        text
+        for suite in suites
+        for text in spread(read_prompts_file(BUNDLED_SUITES[suite]), num_prompts)
+    ]
+    return [encoded.token_ids for encoded in llm.encode_prompts(texts)]
+
+
+def drafting(k: int, **more: Any) -> dict[str, Any]:
+    """Options of vLLM's LLM with which its head drafts; none at K = 0, where nothing does.
+
+    Args:
+        k: drafts per step.
+        more: fields of `speculative_config`.
+    """
+    if not k:
+        return {}
+    # The CPU captures no graphs.
+    head = {"method": "mtp", "num_speculative_tokens": k, "enforce_eager": True}
+    return {"speculative_config": {**head, **more}}
