@@ -11,7 +11,6 @@ run again, so the matrix may be run in pieces.
 
 import json
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +24,7 @@ from rich.table import Table
 
 from benchmarks.provenance import provenance
 from benchmarks.vllm_agreement import Agreement, Comparison
+from benchmarks.vllm_faults import faults
 from benchmarks.vllm_judge import ForbiddenTokenError, Judge
 from benchmarks.vllm_process import VllmError, run_vllm
 from outrider.entrypoints.cli.report import report_console
@@ -33,10 +33,29 @@ from outrider.errors import ConfigError
 
 ROOT = Path(__file__).parents[1]
 REPORT = ROOT / "docs" / "verify-vllm.jsonl"
-# In nats: a place where two tokens lie closer has no right one in float32.
-NEAR_TIE = 1e-4
-# How seldom chance alone may call a row of bfloat16 worse than K = 0.
-FALSE_ALARM_RATE = 1e-3
+# Files that decide what a row says: the texts, their judge, and what is a fault.
+DECIDING = (
+    "constraints-vllm.txt",
+    *(
+        f"benchmarks/vllm_{name}.py"
+        for name in ("agreement", "faults", "judge", "process", "run", "settings")
+    ),
+    "src/outrider/*.py",
+    *(
+        f"src/outrider/{folder}/**/*"
+        for folder in (
+            "bundled", "cache", "config", "engine", "layers", "models", "ops", "sampling",
+            "spec_decode", "vllm_plugin",
+        )
+    ),
+    *(
+        f"src/outrider/entrypoints/{name}.py"
+        for name in (
+            "cli/prompt_sources", "decode_run", "front_end", "llm", "output_processor",
+            "prompt_encoder",
+        )
+    ),
+)  # fmt: skip
 
 TP2: dict[str, Any] = {"tensor_parallel_size": 2}
 DP2: dict[str, Any] = {"data_parallel_size": 2}
@@ -103,43 +122,6 @@ ENTRIES = (
 )  # fmt: skip
 
 
-def is_worse_than_chance(num_wrong: int, num_plain_wrong: int) -> bool:
-    """Whether so many tokens more are wrong than of K = 0 that it is hardly by chance.
-
-    Were both as good, each wrong token would be of either with the probability 1/2.
-    """
-    total = num_wrong + num_plain_wrong
-    ways = sum(math.comb(total, number) for number in range(num_wrong, total + 1))
-    return ways / 2**total < FALSE_ALARM_RATE
-
-
-def faults(entry: Entry, row: Agreement, plain: Agreement) -> list[str]:
-    """What is wrong with a row, beside K = 0; nothing where all is as it should be."""
-    engine = entry.comparison.engine_options
-    num_wrong = row.num_tokens - row.num_agreeing
-    found = []
-    if engine["dtype"] == "float32":
-        if num_wrong > 1 or row.largest_gap > NEAR_TIE:
-            found.append(f"{num_wrong} tokens are not the float32 engine's")
-    else:
-        if is_worse_than_chance(num_wrong, plain.num_tokens - plain.num_agreeing):
-            found.append(f"{num_wrong} tokens are not the float32 engine's")
-        num_shared_wrong, num_plain_wrong = (
-            row.num_shared - number for number in (row.num_shared_agreeing, row.num_plain_agreeing)
-        )
-        if is_worse_than_chance(num_shared_wrong, num_plain_wrong):
-            found.append(
-                f"{num_shared_wrong} tokens are wrong where of K = 0 {num_plain_wrong} are"
-            )
-    if engine["enable_prefix_caching"] and row.num_cached_tokens < 3 * engine["block_size"]:
-        found.append(f"only {row.num_cached_tokens} tokens came from the prefix cache")
-    if row.k and row.mean_acceptance_length <= 1:
-        found.append("no draft was accepted")
-    if entry.comparison.has_schema and row.k > 1 and not row.num_draft_tokens_missing:
-        found.append("the schema cut no draft")
-    return found
-
-
 def run_entry(entry: Entry, judge: Judge, ks: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Rows of an entry, as they are in the report: of K = 0 first, whether it is asked for or not.
 
@@ -157,7 +139,11 @@ def run_entry(entry: Entry, judge: Judge, ks: Sequence[int]) -> Iterator[dict[st
         try:
             found = next(results)
             plain = found if plain is None else plain
-            row = {**entry.settings(k), **asdict(found), "faults": faults(entry, found, plain)}
+            row = {
+                **entry.settings(k),
+                **asdict(found),
+                "faults": faults(entry.comparison, found, plain),
+            }
         except (VllmError, ForbiddenTokenError) as error:
             sys.stderr.write(f"{error}\n")
             reason = error.reason if isinstance(error, VllmError) else str(error)
@@ -222,17 +208,20 @@ class Report:
         written.replace(self._path)
 
 
-def source_id() -> str:
-    """Of what decides the rows: the package and the set-up, as git names their content."""
-    paths = ("src", "constraints-vllm.txt")
-    names = [_git("rev-parse", f"HEAD:{path}")[:12] for path in paths]
-    changes = _git("diff", "HEAD", "--", *paths)
-    return "-".join([*names, *[sha256(changes.encode()).hexdigest()[:12]] * bool(changes)])
+def source_id(root: Path = ROOT) -> str:
+    """Of the files of `DECIDING` as they lie there, whether git knows them or not.
 
-
-def _git(*arguments: str) -> str:
-    asked = ["git", *arguments]
-    return subprocess.run(asked, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    What no row depends on is left out: the server and its page, the command line, the grammars of
+    our own engine (the judge has vLLM's), training, and the list of ways, since a row holds its
+    settings.
+    """
+    paths = {path for pattern in DECIDING for path in root.glob(pattern) if path.is_file()}
+    content = sha256()
+    for path in sorted(paths):
+        if path.parent.name != "__pycache__":
+            name = path.relative_to(root).as_posix()
+            content.update(f"{name} {sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return content.hexdigest()[:24]
 
 
 def show(rows: Iterable[dict[str, Any]]) -> None:

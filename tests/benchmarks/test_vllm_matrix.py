@@ -10,8 +10,17 @@ import pytest
 
 from benchmarks import vllm_agreement, vllm_matrix
 from benchmarks.vllm_agreement import Agreement, Comparison, num_shared_places
+from benchmarks.vllm_faults import faults, is_worse_than_chance
 from benchmarks.vllm_judge import SCHEMA, ForbiddenTokenError, Judge
-from benchmarks.vllm_matrix import ENTRIES, Entry, Report, faults, is_worse_than_chance, run_missing
+from benchmarks.vllm_matrix import (
+    DECIDING,
+    ENTRIES,
+    ROOT,
+    Entry,
+    Report,
+    run_missing,
+    source_id,
+)
 from benchmarks.vllm_process import VllmError
 from outrider.errors import ConfigError
 from outrider.sampling_params import SamplingParams
@@ -149,6 +158,46 @@ def test_no_row_begins_after_the_deadline(tmp_path: Path, vllm: FakeVllm) -> Non
     assert not path.exists()
 
 
+def test_the_source_of_a_row_is_what_decides_it(tmp_path: Path) -> None:
+    deciding = (
+        "constraints-vllm.txt",
+        "benchmarks/vllm_faults.py",
+        "src/outrider/tokenizer.py",
+        "src/outrider/models/qwen4_exp/head.py",
+        "src/outrider/vllm_plugin/fixes/new.py",
+        "src/outrider/bundled/model.safetensors",
+        "src/outrider/entrypoints/llm.py",
+    )
+    others = (
+        "benchmarks/serving.py",
+        "src/outrider/entrypoints/server/page.html",
+        "src/outrider/training/train.py",
+        "src/outrider/models/__pycache__/head.pyc",
+    )
+    ids = [source_id(tmp_path)]
+    for name in (*deciding, *others):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for text in ("one", "two"):
+            path.write_text(text)
+            ids.append(source_id(tmp_path))
+    assert len(set(ids)) == 1 + 2 * len(deciding)
+    (tmp_path / deciding[0]).unlink()
+    assert source_id(tmp_path) not in ids
+
+
+def test_no_part_of_the_package_is_forgotten_in_the_source_of_a_row() -> None:
+    assert all(any(ROOT.glob(pattern)) for pattern in DECIDING)
+    package = ROOT / "src" / "outrider"
+    folders = {path.parent.name for path in package.glob("*/__init__.py")}
+    named = {pattern.split("/")[2] for pattern in DECIDING if pattern.startswith("src/")}
+    assert folders - named == {"grammar", "training"}
+    benchmarks = {f"benchmarks/{path.name}" for path in ROOT.glob("benchmarks/vllm_*.py")}
+    assert benchmarks - set(DECIDING) == {
+        f"benchmarks/vllm_{name}.py" for name in ("acceptance", "matrix", "speed")
+    }
+
+
 def test_pieces_need_long_prompts(tmp_path: Path, vllm: FakeVllm) -> None:
     entry = Entry("TP1", Comparison({"max_num_batched_tokens": 100}))
     with pytest.raises(ConfigError, match="TP1: no prompt takes several pieces"):
@@ -200,7 +249,7 @@ CASES: dict[str, tuple[Comparison, dict[str, Any], list[str]]] = {
 @pytest.mark.parametrize(("comparison", "changes", "told"), CASES.values(), ids=CASES.keys())
 def test_faults(comparison: Comparison, changes: dict[str, Any], told: list[str]) -> None:
     plain = replace(GOOD, k=0, num_agreeing=985, mean_acceptance_length=1.0)
-    assert faults(Entry("TP1", comparison), replace(GOOD, **changes), plain) == told
+    assert faults(comparison, replace(GOOD, **changes), plain) == told
 
 
 def test_worse_than_chance() -> None:
