@@ -1,8 +1,8 @@
 """Agreement with our own engine over the ways to run vLLM: the rows of `make verify-vllm`.
 
 Each row is one engine of vLLM: an entry of `ENTRIES` at one K. It is written to the report when it
-is done. A row that is there already, of the same source and settings and without a fault, is not
-run again, so the matrix may be run in pieces.
+is done. A row that is there already, of the same source (`source_id`) and settings and without a
+fault, is not run again, so the matrix may be run in pieces.
 
     python -m benchmarks.vllm_matrix                      # all that is missing
     python -m benchmarks.vllm_matrix --minutes 20         # no row begins after that

@@ -74,7 +74,8 @@ def run_vllm(task: dict[str, Any]) -> dict[str, Any]:
                 # Its workers too, of which an engine that failed may leave some.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-        if status or not found.exists():
+                process.wait()
+        if status != 0 or not found.exists():
             raise VllmError(status, log.read_text())
         outcome: dict[str, Any] = json.loads(found.read_text())
         return outcome

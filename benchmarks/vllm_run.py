@@ -81,6 +81,8 @@ async def measure_rounds(task: dict[str, Any], decode: Decode) -> list[Round]:
         before, started = counts(), time.perf_counter()
         token_ids = await decode(round_params(asked, len(task["prompts"])))
         seconds = time.perf_counter() - started
+        # With data parallelism the last step's counts come after its tokens.
+        await asyncio.sleep(0.2)
         found = counts() - before
         rounds.append(Round(token_ids, seconds, **found))
     return rounds
@@ -140,10 +142,7 @@ async def several_engines(task: dict[str, Any]) -> dict[str, Any]:
         return token_ids
 
     async def decode(params: list[SamplingParams]) -> list[list[int]]:
-        found = await asyncio.gather(*(decode_one(*one) for one in enumerate(params)))
-        # The last step's counts come after its tokens.
-        await asyncio.sleep(0.2)
-        return list(found)
+        return list(await asyncio.gather(*(decode_one(*one) for one in enumerate(params))))
 
     try:
         rounds = await measure_rounds(task, decode)

@@ -5,7 +5,7 @@ length, past ends of text. A round is all of them, prompts included; the table h
 rounds after a first one that is not counted. Start-up is the construction of the engine, without
 the imports. Memory is what one request of the longest length takes in the caches of a worker, and
 what of it is recurrent states: vLLM keeps 1 + K of each where our engine keeps one.
-OMP_NUM_THREADS is the number of threads of each worker.
+Every worker has one thread, as has our engine: each of two workers is bound to one core.
 
 Where a machine has as many cores as a layout has workers or fewer, several workers show that the
 parts fit together, not how fast they are.
@@ -36,6 +36,7 @@ from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun
 from outrider.entrypoints.llm import LLM
+from outrider.errors import ConfigError
 from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.metrics import SpecDecodeMetrics
 
@@ -159,8 +160,7 @@ def measure_own(task: Task, k: int) -> Speed:
 
 def show(found: Sequence[Speed]) -> None:
     """Prints the table."""
-    threads = f"{torch.get_num_threads()} threads a worker"
-    table = Table(title=f"float32, {threads}, requests of up to {MAX_MODEL_LEN} tokens")
+    table = Table(title=f"float32, one thread a worker, requests of up to {MAX_MODEL_LEN} tokens")
     for heading in (
         "engine", "at once", "K", "start", "states of a request", "all of it", "tokens/s", "range",
         "acceptance",
@@ -190,6 +190,12 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, metavar="N", help="Rounds.")] = 3,
 ) -> int:
     """Measure vLLM with the plugin, with one worker and with two, beside our own engine."""
+    num_threads = torch.get_num_threads()
+    if num_threads != 1:
+        raise ConfigError(
+            f"vLLM's workers have one thread each and this process {num_threads}: "
+            "set OMP_NUM_THREADS=1"
+        )
     batch_sizes, numbers = parse_sizes("--batch", batch, "1 or 1,8"), [0, *parse_k_list(k)]
     prompts = [
         encoded.token_ids

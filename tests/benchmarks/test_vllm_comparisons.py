@@ -1,14 +1,18 @@
 """Acceptance and speed beside our own engine: the reports, with something else in vLLM's place."""
 
 import json
+import signal
+import subprocess
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import vllm_acceptance, vllm_speed
+from benchmarks import vllm_acceptance, vllm_process, vllm_speed
 from benchmarks.vllm_acceptance import Acceptance, is_valid
 from benchmarks.vllm_judge import SCHEMA
+from benchmarks.vllm_process import VllmError, run_vllm
 from benchmarks.vllm_settings import prompts_of
 from outrider.entrypoints.cli.run import run
 from outrider.entrypoints.llm import LLM
@@ -158,3 +162,29 @@ def test_speed(vllm: FakeVllm, capsys: pytest.CaptureFixture[str]) -> None:
         assert 0 < one["state_bytes"] < one["request_bytes"]
     assert found[2]["tokens_per_s"] == [NUM_TOKENS / 0.5] * 2
     assert all(len(task["rounds"]) == 3 for task in vllm.tasks)
+
+
+def test_speed_is_that_of_one_thread(
+    vllm: FakeVllm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    assert run(vllm_speed.app, "vllm_speed", []) == 2
+    assert "this process 2: set OMP_NUM_THREADS=1" in capsys.readouterr().err
+    assert not vllm.tasks
+
+
+def test_a_process_that_does_not_end_has_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = []
+
+    class Hanging(subprocess.Popen[bytes]):
+        """Writes its result, and stays."""
+
+        def __init__(self, arguments: list[str], **options: Any) -> None:
+            super().__init__(["sh", "-c", 'echo {} > "$0"; sleep 60', arguments[-1]], **options)
+            started.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Hanging)
+    monkeypatch.setattr(vllm_process, "TIMEOUT_S", 0.5)
+    with pytest.raises(VllmError, match="did not end within"):
+        run_vllm({"engine": {}})
+    assert [process.returncode for process in started] == [-signal.SIGKILL]
