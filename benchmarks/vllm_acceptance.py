@@ -24,8 +24,7 @@ from rich.table import Table
 from benchmarks.provenance import provenance
 from benchmarks.vllm_judge import SCHEMA
 from benchmarks.vllm_process import run_vllm
-from benchmarks.vllm_settings import MAX_MODEL_LEN, drafting, prompts_of
-from outrider.bundled import BUNDLED_MODEL_DIR
+from benchmarks.vllm_settings import MAX_MODEL_LEN, drafting, engine_options, prompts_of
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun
@@ -123,15 +122,7 @@ def measure_vllm(setting: Setting, layout: dict[str, Any]) -> list[Acceptance]:
             for one in temperatures
         ]
         how = {"rejection_sample_method": rule, "draft_sample_method": "probabilistic"}
-        engine = {
-            "model": str(BUNDLED_MODEL_DIR),
-            "dtype": "float32",
-            "max_model_len": MAX_MODEL_LEN,
-            "max_num_seqs": 8,
-            "enable_prefix_caching": False,
-            **drafting(setting.k, **how),
-            **layout,
-        }
+        engine = engine_options(**drafting(setting.k, **how), **layout)
         outcome = run_vllm({"prompts": setting.prompts, "engine": engine, "rounds": rounds})
         for temperature, one in zip(temperatures, outcome["rounds"], strict=True):
             counts = {

@@ -21,8 +21,7 @@ from rich.table import Table
 from benchmarks.provenance import provenance
 from benchmarks.vllm_judge import SCHEMA, Judge
 from benchmarks.vllm_process import run_vllm
-from benchmarks.vllm_settings import MAX_MODEL_LEN, drafting
-from outrider.bundled import BUNDLED_MODEL_DIR
+from benchmarks.vllm_settings import drafting, engine_options
 from outrider.entrypoints.cli.options import parse_k_list
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
@@ -90,15 +89,7 @@ class Comparison:
     @property
     def engine_options(self) -> dict[str, Any]:
         """All options of vLLM's LLM."""
-        return {
-            "model": str(BUNDLED_MODEL_DIR),
-            "dtype": "float32",
-            "max_model_len": MAX_MODEL_LEN,
-            "max_num_seqs": 8,
-            "enable_prefix_caching": False,
-            "block_size": 64,
-            **self.engine,
-        }
+        return engine_options(**{"block_size": 64, **self.engine})
 
     def task(self, prompts: list[list[int]], k: int) -> dict[str, Any]:
         """For `benchmarks.vllm_run`; a second round finds what a first one has cached."""

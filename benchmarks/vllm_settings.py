@@ -1,9 +1,9 @@
-"""What the comparisons with vLLM have in common: prompts, their length, and how vLLM drafts."""
+"""What the comparisons with vLLM have in common: prompts, options, and how vLLM drafts."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.bundled import BUNDLED_SUITES
+from outrider.bundled import BUNDLED_MODEL_DIR, BUNDLED_SUITES
 from outrider.entrypoints.cli.prompt_sources import read_prompts_file, spread
 from outrider.entrypoints.llm import LLM
 from outrider.errors import ConfigError
@@ -34,6 +34,23 @@ def prompts_of(llm: LLM, suites: Sequence[str], num_prompts: int) -> list[list[i
         for text in spread(read_prompts_file(BUNDLED_SUITES[suite]), num_prompts)
     ]
     return [encoded.token_ids for encoded in llm.encode_prompts(texts)]
+
+
+def engine_options(max_num_seqs: int = 8, **more: Any) -> dict[str, Any]:
+    """Options that vLLM's LLM and our own have under the same names.
+
+    Args:
+        max_num_seqs: requests that run at once.
+        more: options that come on top, or in place of these.
+    """
+    return {
+        "model": str(BUNDLED_MODEL_DIR),
+        "dtype": "float32",
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_seqs": max_num_seqs,
+        "enable_prefix_caching": False,
+        **more,
+    }
 
 
 def drafting(k: int, **more: Any) -> dict[str, Any]:

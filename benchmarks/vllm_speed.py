@@ -28,8 +28,8 @@ from rich.table import Table
 from benchmarks.options import parse_sizes
 from benchmarks.provenance import provenance
 from benchmarks.vllm_process import num_workers, run_vllm
-from benchmarks.vllm_settings import MAX_MODEL_LEN, drafting
-from outrider.bundled import BUNDLED_MODEL_DIR, BUNDLED_PROMPTS
+from benchmarks.vllm_settings import MAX_MODEL_LEN, drafting, engine_options
+from outrider.bundled import BUNDLED_PROMPTS
 from outrider.entrypoints.cli.options import parse_k_list
 from outrider.entrypoints.cli.prompt_sources import read_prompts_file, spread
 from outrider.entrypoints.cli.report import report_console
@@ -68,13 +68,7 @@ class Task:
     @property
     def engine_options(self) -> dict[str, Any]:
         """Options that both engines have under the same names."""
-        return {
-            "model": str(BUNDLED_MODEL_DIR),
-            "dtype": "float32",
-            "max_model_len": MAX_MODEL_LEN,
-            "max_num_seqs": self.batch_size,
-            "enable_prefix_caching": False,
-        }
+        return engine_options(self.batch_size)
 
 
 @dataclass(frozen=True)
