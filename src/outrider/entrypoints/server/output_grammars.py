@@ -15,7 +15,6 @@ from outrider.grammar.structural_tag import json_format, one_of, text_format
 from outrider.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
-    from outrider.entrypoints.server.chat_protocol import Tool
     from outrider.entrypoints.server.errors import ApiError
     from outrider.entrypoints.server.message_parser import MessageFormat
     from outrider.entrypoints.server.protocol import GenerationBody
@@ -39,7 +38,7 @@ def structured_outputs(
         wanted = _of_text(body)
         if isinstance(body, ChatBody) and form is not None:
             if form.tool_call_parser is not None:
-                wanted = _with_calls(body, wanted)
+                wanted = _with_calls(body, wanted, form.calls_are_held)
             if wanted is not None and form.reasoning_parser is not None:
                 wanted = replace(wanted, reasoning=thoughts_after(form.prompt))
     except RequestError as error:
@@ -50,7 +49,7 @@ def structured_outputs(
 def holds_chosen_calls(body: ChatBody) -> bool:
     """Whether the output is free text in which a grammar holds what begins as a call to be one."""
     is_free = not body.requires_call and field_of(body) == "tools"
-    return is_free and any(_is_strict(tool) for tool in body.told_tools)
+    return is_free and any(tool.function.strict is True for tool in body.told_tools)
 
 
 def explained(error: RequestError, field: str = "structured_outputs") -> ApiError:
@@ -106,7 +105,7 @@ def _of_text(body: GenerationBody) -> StructuredOutputsParams | None:
 
 
 def _with_calls(
-    body: ChatBody, wanted: StructuredOutputsParams | None
+    body: ChatBody, wanted: StructuredOutputsParams | None, calls_are_held: bool
 ) -> StructuredOutputsParams | None:
     """Calls where they are required, and beside a text where the model may choose.
 
@@ -116,7 +115,7 @@ def _with_calls(
     choice = body.tool_choice
     if isinstance(choice, NamedToolChoice):
         tools = [one for one in tools if one[1].function.name == choice.function.name]
-    if not body.requires_call and wanted is None and not any(_is_strict(tool) for _, tool in tools):
+    if not body.requires_call and wanted is None and not calls_are_held:
         return None
     tags = [call_tag(tool.function, f"tools[{index}].function") for index, tool in tools]
     is_one = body.parallel_tool_calls is False or isinstance(choice, NamedToolChoice)
@@ -125,10 +124,6 @@ def _with_calls(
     if wanted is not None:
         return _tag(one_of([text_format(wanted), calls_format(tags, is_one=is_one)]))
     return _tag(chosen_calls_format(tags, is_one=is_one))
-
-
-def _is_strict(tool: Tool) -> bool:
-    return tool.function.strict is True
 
 
 def _tag(form: dict[str, Any]) -> StructuredOutputsParams:
