@@ -9,13 +9,18 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import httpx2
+
 from outrider.config import ServerConfig
 from outrider.entrypoints.server.app import Api, ServedModel
-from outrider.entrypoints.server.run import Server, listen
+from outrider.entrypoints.server.engine_client import AsyncLLMClient
+from outrider.entrypoints.server.run import Server, listen, served_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
+    from outrider.entrypoints.async_llm import AsyncLLM
     from outrider.entrypoints.server.engine_client import EngineClient
 
 
@@ -74,3 +79,16 @@ def running_server(
             yield running
         finally:
             running.stop()
+
+
+@contextmanager
+def served_to(llm: AsyncLLM, checkpoint: Path) -> Iterator[tuple[RunningServer, httpx2.Client]]:
+    """A server over an engine, and a client of it; at the end the engine is shut down too."""
+    try:
+        with (
+            running_server(AsyncLLMClient(llm), served_model(llm, checkpoint)) as running,
+            httpx2.Client(base_url=running.url, timeout=60) as http,
+        ):
+            yield running, http
+    finally:
+        llm.shutdown()

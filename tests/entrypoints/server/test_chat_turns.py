@@ -10,19 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import httpx2
 import pytest
 
 from outrider.entrypoints.async_llm import AsyncLLM
-from outrider.entrypoints.server.engine_client import AsyncLLMClient
-from outrider.entrypoints.server.run import served_model
 from tests.entrypoints.server.app_client import events
 from tests.entrypoints.server.metric_figures import figures
-from tests.entrypoints.server.running_server import running_server
+from tests.entrypoints.server.running_server import served_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    import httpx2
 
 BLOCK, K = 8, 3
 COUNTERS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
@@ -129,14 +128,8 @@ def turns(checkpoint: Path, **options: Any) -> Iterator[Turns]:
         return verify(batch, *args)
 
     llm.llm_engine.model_runner.verify = verified  # type: ignore[method-assign]
-    try:
-        with (
-            running_server(AsyncLLMClient(llm), served_model(llm, checkpoint)) as running,
-            httpx2.Client(base_url=running.url, timeout=60) as http,
-        ):
-            yield Turns(llm, http, first_rows)
-    finally:
-        llm.shutdown()
+    with served_to(llm, checkpoint) as (_, http):
+        yield Turns(llm, http, first_rows)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx2
 import pytest
 
 from outrider.entrypoints.async_llm import AsyncLLM
@@ -19,21 +18,21 @@ from outrider.entrypoints.self_test import (
     NEAR_TIE_MARGIN,
     first_difference,
 )
-from outrider.entrypoints.server.engine_client import AsyncLLMClient
-from outrider.entrypoints.server.run import served_model
 from outrider.entrypoints.server.serving import Generation
 from outrider.grammar.grammar_path import GrammarPath
 from outrider.grammar.xgrammar_matcher import XGrammarMatcher
 from outrider.request import Request
 from outrider.structured_outputs import StructuredOutputsParams
 from tests.entrypoints.server.metric_figures import figures
-from tests.entrypoints.server.running_server import RunningServer, running_server
+from tests.entrypoints.server.running_server import RunningServer, served_to
 from tests.entrypoints.server.soak_client import COUNTED, PER_POSITION, Answer, Choice, ask_all
 from tests.entrypoints.server.soak_visits import MAX_K, Visit, VisitMaker
 from tests.held_memory import STATM, Held, count_objects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+
+    import httpx2
 
     from outrider.outputs import CompletionOutput
     from outrider.sampling_params import SamplingParams
@@ -123,14 +122,8 @@ def soaked(checkpoint: Path) -> Iterator[Soaked]:
         max_num_batched_tokens=96,
         **options,
     )
-    try:
-        with (
-            running_server(AsyncLLMClient(llm), served_model(llm, checkpoint)) as running,
-            httpx2.Client(base_url=running.url, timeout=60) as http,
-        ):
-            yield Soaked(llm, running, http)
-    finally:
-        llm.shutdown()
+    with served_to(llm, checkpoint) as (running, http):
+        yield Soaked(llm, running, http)
 
 
 @dataclass
