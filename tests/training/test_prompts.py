@@ -22,6 +22,7 @@ from outrider.training.prompts import (
     make_prompts,
     places_to_cut,
     write_suites,
+    write_workload,
 )
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
@@ -131,6 +132,22 @@ def test_a_suite_that_is_cut_short_has_prompts_of_all_its_files(
     sources = [prompt.source for prompt in load_prompts(tmp_path / "prose.jsonl")]
     assert len(sources) == 5
     assert set(sources) == {"a.rst", "b.rst", "c.rst", "d.rst"}
+
+
+def test_a_workload_is_cut_from_what_is_trained_on(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(BUNDLED / "tokenizer.json"))
+    page = "".join(f"A line of the page, number {i}.\n" for i in range(90))
+    documents = [
+        *collect_documents(held_out=True)[:8],
+        *(Document(f"page{number}.rst", f"Page {number}\n{page}") for number in range(3)),
+        Document("data.json", page),
+    ]
+    write_json_lines(tmp_path / "train.jsonl", documents)
+    write_workload(tokenizer, tmp_path, tmp_path / "workload.jsonl", num_prompts=10)
+    prompts = load_prompts(tmp_path / "workload.jsonl")
+    kinds = Counter(prompt.source.rsplit(".")[-1] for prompt in prompts)
+    assert kinds == {"py": 7, "rst": 2, "json": 1}
+    assert len({prompt.prompt for prompt in prompts}) == 10
 
 
 def test_every_suite_says_where_it_is_from() -> None:

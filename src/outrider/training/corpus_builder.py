@@ -23,7 +23,7 @@ from outrider.training.archives import declared_licence, fetch, read_members
 from outrider.training.corpus import collect_documents
 from outrider.training.documents import Document, write_json_lines
 from outrider.training.near_duplicates import PassageIndex, passages
-from outrider.training.prompts import places_to_cut
+from outrider.training.prompts import TRAIN_FILE, places_to_cut
 from outrider.training.recipe import PERMISSIVE_LICENCES, STDLIB, SUITES, Recipe, Source
 from outrider.training.text_checks import objection
 
@@ -186,7 +186,7 @@ def write(portions: list[Portion], output_dir: Path) -> dict[str, Any]:
     """Writes the corpus; returns what provenance.json holds."""
     output_dir.mkdir(parents=True, exist_ok=True)
     train = [candidate.document for portion in portions for candidate in portion.train]
-    write_json_lines(output_dir / "train.jsonl", train)
+    write_json_lines(output_dir / TRAIN_FILE, train)
     for suite in SUITES:
         held_out = [
             candidate.document

@@ -1,8 +1,10 @@
 """The bundled prompts: held-out text cut in the middle, for checks and measurements.
 
-Runs once, in two forms. `python -m outrider.training.prompts OUTPUT_DIR`, where OUTPUT_DIR holds
+Runs once, in three forms. `python -m outrider.training.prompts OUTPUT_DIR`, where OUTPUT_DIR holds
 tokenizer.json, cuts prompts.jsonl from the standard library's held-out modules. With
-`--corpus CORPUS_DIR`, what `corpus_builder` wrote, it cuts OUTPUT_DIR/suites/*.jsonl.
+`--corpus CORPUS_DIR`, what `corpus_builder` wrote, it cuts OUTPUT_DIR/suites/*.jsonl. With
+`--workload FILE` too, it cuts FILE instead, from the text that was trained on: what a head is tuned
+to, where the suites are to stay held out.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ if TYPE_CHECKING:
     from outrider.training.documents import Document
 
 PROMPTS_FILE = "prompts.jsonl"
+TRAIN_FILE = "train.jsonl"  # of a corpus
 MIN_TOKENS = 64
 MAX_TOKENS = 200
 _MAX_PER_MODULE = 6
 SUITES_FOLDER = "suites"
 MAX_PER_DOCUMENT = 2  # in the suites
 _MAX_PROMPTS = {"code": 300, "prose": 140, "json": 140}
+_WORKLOAD_SHARES = {"code": 0.7, "prose": 0.2, "json": 0.1}
 _SEED = 20240
 # A function shorter than this has no middle.
 _MIN_FUNCTION_LINES = 8
@@ -170,6 +174,31 @@ def write_suites(tokenizer: Tokenizer, corpus_dir: Path, output_dir: Path) -> No
     (output_dir / "README.md").write_text(_origins(provenance, used), encoding="utf-8")
 
 
+def write_workload(
+    tokenizer: Tokenizer, corpus_dir: Path, path: Path, num_prompts: int = 1200
+) -> None:
+    """Cuts prompts of all suites from the text that a corpus gives to training.
+
+    Args:
+        tokenizer: whose tokens are counted.
+        corpus_dir: with train.jsonl.
+        path: of the file to write.
+        num_prompts: at most.
+    """
+    documents = read_documents("--corpus", (corpus_dir / TRAIN_FILE,), ())
+    prompts: list[Prompt] = []
+    for suite, share in _WORKLOAD_SHARES.items():
+        of_suite = [document for document in documents if _suite_of(document) == suite]
+        cut = make_prompts(tokenizer, of_suite, suite=suite, max_per_document=MAX_PER_DOCUMENT)
+        prompts.extend(_spread(cut, round(share * num_prompts)))
+    write_prompts(path, prompts)
+
+
+def _suite_of(document: Document) -> str:
+    suffix = document.source.rsplit(".", 1)[-1]
+    return {"py": "code", "json": "json"}.get(suffix, "prose")
+
+
 def _spread(prompts: list[Prompt], max_prompts: int) -> list[Prompt]:
     num_prompts = len(prompts)
     if num_prompts <= max_prompts:
@@ -193,11 +222,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("output_dir", type=Path)
     parser.add_argument("--corpus", type=Path, help="cut the suites from this corpus instead")
+    parser.add_argument("--workload", type=Path, help="cut this file from what it trains on")
     arguments = parser.parse_args()
+    if arguments.workload is not None and arguments.corpus is None:
+        parser.error("--workload: needs --corpus")
     tokenizer = Tokenizer.from_file(str(arguments.output_dir / "tokenizer.json"))
     if arguments.corpus is None:
         prompts = make_prompts(tokenizer, collect_documents(held_out=True))
         write_prompts(arguments.output_dir / PROMPTS_FILE, prompts)
+    elif arguments.workload is not None:
+        write_workload(tokenizer, arguments.corpus, arguments.workload)
     else:
         write_suites(tokenizer, arguments.corpus, arguments.output_dir / SUITES_FOLDER)
 
