@@ -39,6 +39,8 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"tool_call_parser": "hermes"}, "tool_call_parser must be qwen3_coder, got 'hermes'"),
         ({"enable_auto_tool_choice": True}, "enable_auto_tool_choice needs a tool_call_parser"),
         ({"enable_auto_tool_choice": 1}, "enable_auto_tool_choice must be true or false"),
+        ({"default_chat_template_kwargs": [1]}, "kwargs must be an object, got [1]"),
+        ({"default_chat_template_kwargs": {"a": object()}}, "kwargs must be JSON, its numbers"),
         ({"ports": 1}, "unknown option 'ports'; the nearest is \"port\""),
     ],
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from outrider.config.checks import check_bool, check_choice, check_int
@@ -43,6 +45,8 @@ class ServerConfig:
         tool_call_parser: how the model writes calls of the tools of a chat.
         enable_auto_tool_choice: let the model choose whether it calls a tool; needs
             tool_call_parser.
+        default_chat_template_kwargs: variables of the chat template for chats that do not set
+            them, such as {"enable_thinking": false}.
     """
 
     host: str = "127.0.0.1"
@@ -57,6 +61,7 @@ class ServerConfig:
     reasoning_parser: ReasoningParser | None = None
     tool_call_parser: ToolCallParser | None = None
     enable_auto_tool_choice: bool = False
+    default_chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check each field, and that nobody can reach the server who should not."""
@@ -89,6 +94,7 @@ class ServerConfig:
                     f"allowed_host must be a name or an address without scheme and port, "
                     f"got {shown(value)}"
                 )
+        self._check_template_kwargs()
         self._check_api_key()
 
     @classmethod
@@ -138,6 +144,17 @@ class ServerConfig:
         if address is None:
             return False
         return address.is_loopback or (own is not None and own.is_unspecified)
+
+    def _check_template_kwargs(self) -> None:
+        name, given = "default_chat_template_kwargs", self.default_chat_template_kwargs
+        if not isinstance(given, Mapping):
+            raise ConfigError(f"{name} must be an object, got {shown(given)}")
+        try:
+            json.dumps(dict(given), ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{name} must be JSON, its numbers finite and its text valid Unicode"
+            ) from None
 
     def _check_api_key(self) -> None:
         key = self.api_key

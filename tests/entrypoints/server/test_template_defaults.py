@@ -49,8 +49,8 @@ def prompt_of(client: AppClient, **body: Any) -> str:
 def test_what_a_chat_sets_itself_wins(
     default: dict[str, bool], body: dict[str, Any], is_on: bool | None
 ) -> None:
-    model = bundled_served_model(default_template_kwargs=default)
-    assert prompt_of(AppClient.over(ScriptedLLM(HELLO), model), **body).endswith(ENDS[is_on])
+    client = AppClient.over(ScriptedLLM(HELLO), default_chat_template_kwargs=default)
+    assert prompt_of(client, **body).endswith(ENDS[is_on])
 
 
 def test_of_several_templates_each_is_told_what_it_reads(tmp_path: Path) -> None:
@@ -62,11 +62,14 @@ def test_of_several_templates_each_is_told_what_it_reads(tmp_path: Path) -> None
     check_template_kwargs(kwargs, tmp_path)
     with pytest.raises(ConfigError, match="reads no variable 'three'; those that it reads: one, t"):
         check_template_kwargs({"three": 3}, tmp_path)
-    model = bundled_served_model(
-        chat_renderer=ChatRenderer(bundled_tokenizer(), tmp_path), default_template_kwargs=kwargs
+    model = bundled_served_model(chat_renderer=ChatRenderer(bundled_tokenizer(), tmp_path))
+    client = AppClient.over(
+        ScriptedLLM(HELLO),
+        model,
+        tool_call_parser="qwen3_coder",
+        enable_auto_tool_choice=True,
+        default_chat_template_kwargs=kwargs,
     )
-    options = {"tool_call_parser": "qwen3_coder", "enable_auto_tool_choice": True}
-    client = AppClient.over(ScriptedLLM(HELLO), model, **options)
     assert prompt_of(client) == "plain 1"
     assert prompt_of(client, tools=[TOOL]) == "tools [2]"
     assert prompt_of(client, chat_template_kwargs={"one": 3}) == "plain 3"

@@ -68,11 +68,12 @@ _TEXT_FIELDS = {
     "prefix_cache_memory": "SIZE",
     "max_body_size": "SIZE",
     "logit_bias": "JSON",
+    "default_chat_template_kwargs": "JSON",
     "temperatures": "LIST",
     **dict.fromkeys(NESTED_OPTIONS, "JSON"),
 }
 # Given as text that nobody else parses.
-_OBJECT_FIELDS = ("logit_bias",)
+_OBJECT_FIELDS = ("logit_bias", "default_chat_template_kwargs")
 # The seed of a command is that of its requests, -k their number of drafts, and what it prints is
 # text as it comes.
 _FIELDS_ELSEWHERE = {

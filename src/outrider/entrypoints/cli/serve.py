@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from outrider.config import EngineConfig, ServerConfig, parse_json_object
+from outrider.config import EngineConfig, ServerConfig
 from outrider.entrypoints.cli.options import (
     DraftsPerStep,
     Options,
@@ -38,16 +38,6 @@ def serve(
             show_default="entropy",
         ),
     ] = None,
-    default_chat_template_kwargs: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON",
-            help="Variables of the chat template for chats that do not set them, such as "
-            '{"enable_thinking": false}.',
-            show_default=False,
-            rich_help_panel="Server",
-        ),
-    ] = None,
     engine_options: Options,
     server_options: Options,
 ) -> int:
@@ -66,8 +56,6 @@ def serve(
     # What can be wrong without a checkpoint is told before one is loaded.
     EngineConfig.from_kwargs(**engine_options)
     config = ServerConfig.from_kwargs(**server_options)
-    flag, text = "--default-chat-template-kwargs", default_chat_template_kwargs
-    template_kwargs = {} if text is None else parse_json_object(flag, text)
     speculative = take_speculative_options(num_speculative_tokens, engine_options)
     try:
         from outrider.entrypoints.server.run import serve as run_server
@@ -77,5 +65,5 @@ def serve(
         raise ConfigError(
             f"the server needs {error.name}: pip install 'outrider[server]'"
         ) from None
-    run_server(config, {**engine_options, "speculative_config": speculative}, template_kwargs)
+    run_server(config, {**engine_options, "speculative_config": speculative})
     return 0

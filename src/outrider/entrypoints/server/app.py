@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
@@ -42,7 +42,7 @@ from outrider.entrypoints.server.serving import Serving
 from outrider.entrypoints.server.web_page import add_page
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from outrider.config import ServerConfig
@@ -75,7 +75,6 @@ class ServedModel:
         max_num_seqs: completions that run at once.
         max_logprobs: the most log probabilities of a position; -1 is the whole vocabulary.
         num_speculative_tokens: drafts of a step at most; 0 where nothing is drafted.
-        default_template_kwargs: variables of the chat template for chats that do not set them.
     """
 
     tokenizer: Tokenizer
@@ -87,7 +86,6 @@ class ServedModel:
     max_num_seqs: int
     max_logprobs: int
     num_speculative_tokens: int
-    default_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Api:
@@ -108,7 +106,10 @@ class Api:
         self._metrics = ServerMetrics(self._names[0], llm.stats)
         self._formats = MessageFormats(config, model.tokenizer)
         self._prompts = PromptReader(
-            model.tokenizer, model.chat_renderer, model.model_dir, model.default_template_kwargs
+            model.tokenizer,
+            model.chat_renderer,
+            model.model_dir,
+            config.default_chat_template_kwargs,
         )
         self._params = ParamsBuilder(model.default_params, model.max_new_tokens, model.max_logprobs)
         self.serving = Serving(llm, self._metrics, model.max_num_seqs, config.max_num_queued)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import signal
 import socket
 import threading
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +23,7 @@ from outrider.entrypoints.server.gate import Gate
 from outrider.errors import ConfigError, RequestError, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping
 
     from outrider.config import ServerConfig
 
@@ -36,15 +34,12 @@ _LAST_WORDS_S = 5
 _KEEP_ALIVE_S = 30
 
 
-def serve(
-    config: ServerConfig, engine_options: dict[str, Any], template_kwargs: dict[str, Any]
-) -> None:
+def serve(config: ServerConfig, engine_options: dict[str, Any]) -> None:
     """Loads a checkpoint and serves it until SIGINT or SIGTERM.
 
     Args:
         config: how to listen.
         engine_options: those of `AsyncLLM`.
-        template_kwargs: variables of the chat template for chats that do not set them.
 
     Raises:
         OutriderError: an option or the checkpoint cannot be used, or the address is taken.
@@ -54,12 +49,11 @@ def serve(
     with listener:
         model = engine_options.get("model")
         model_dir = BUNDLED_MODEL_DIR if model is None else Path(model)
-        check_template_kwargs(template_kwargs, model_dir)
+        check_template_kwargs(config.default_chat_template_kwargs, model_dir)
         llm = AsyncLLM(**engine_options)
         try:
             config = config.with_model_name("outrider" if model is None else model_dir.name)
-            served = replace(served_model(llm, model_dir), default_template_kwargs=template_kwargs)
-            api = Api(AsyncLLMClient(llm), served, config)
+            api = Api(AsyncLLMClient(llm), served_model(llm, model_dir), config)
             server = Server(api, config)
             logger.info("serving %s on %s", config.served_model_name[0], _url(listener))
             asyncio.run(server.serve(sockets=[listener]))
@@ -67,19 +61,14 @@ def serve(
             llm.shutdown()
 
 
-def check_template_kwargs(template_kwargs: dict[str, Any], model_dir: Path) -> None:
-    """Refuses what no chat template of a checkpoint reads, and what no prompt can hold.
+def check_template_kwargs(template_kwargs: Mapping[str, Any], model_dir: Path) -> None:
+    """Refuses what no chat template of a checkpoint reads.
 
     Raises:
         OutriderError: names the variable, or the template that is wrong or missing.
     """
     if not template_kwargs:
         return
-    flag = "--default-chat-template-kwargs"
-    try:
-        json.dumps(template_kwargs, ensure_ascii=False, allow_nan=False).encode()
-    except ValueError:
-        raise ConfigError(f"{flag} must be finite numbers and valid Unicode text") from None
     template, known = ChatTemplate.from_pretrained(model_dir), set[str]()
     # There may be one of its own for chats with tools.
     for options in (ChatOptions(), ChatOptions(tools=[{}])):
@@ -88,8 +77,8 @@ def check_template_kwargs(template_kwargs: dict[str, Any], model_dir: Path) -> N
     for name in template_kwargs:
         if name not in known:
             raise ConfigError(
-                f"{flag}: the chat template of {model_dir} reads no variable {shown(name)}; those "
-                f"that it reads: {', '.join(sorted(known)) or 'none'}"
+                f"default_chat_template_kwargs: the chat template of {model_dir} reads no "
+                f"variable {shown(name)}; those that it reads: {', '.join(sorted(known)) or 'none'}"
             )
 
 
