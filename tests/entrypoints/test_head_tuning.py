@@ -22,10 +22,12 @@ from outrider.entrypoints.llm import LLM
 from outrider.errors import CheckpointError, ConfigError, OutriderError, RequestError
 from outrider.models.qwen4_exp.checkpoint_names import is_mtp_tensor
 from outrider.models.qwen4_exp.weights import save_checkpoint
+from outrider.ops import native
 from outrider.sampling_params import SamplingParams
 from outrider.training import head_tuner
 from outrider.training.head_tuner import HeadTuner
 from tests.models.tiny_checkpoint import edit_tensors
+from tests.ops.sequence_form import HAS_COMPILER
 from tests.tiny_engine import VOCAB_SIZE, random_prompts, tiny_model
 
 PLAN = HeadTuningConfig(
@@ -103,6 +105,36 @@ def test_held_out_prompts_are_drafted_better(
     assert greedy.gain_fresh is not None
     written = json.loads((output_dir / REPORT_FILE).read_text())
     assert written == json.loads(json.dumps(report.to_dict()))
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
+def test_native_kernels_train_and_do_nothing_else(
+    blurred_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_enabled", [])
+    of_phase: dict[str, set[bool]] = {}
+
+    def note(phase: str, *_: object) -> None:
+        of_phase.setdefault(phase, set()).add(native.kernels(torch.zeros(1)) is not None)
+
+    plan = replace(PLAN, compile=True, num_epochs=1)
+    head_tuning(blurred_dir, tmp_path / "out", plan=plan, on_progress=note).run()
+    assert of_phase == {
+        "measuring before": {False},
+        "writing": {False},
+        "tuning": {True},
+        "measuring after": {False},
+    }
+
+
+def test_a_missing_compiler_is_told_before_anything_runs(
+    blurred_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "_enabled", [])
+    monkeypatch.setattr(native.shutil, "which", lambda _: None)
+    native._build.cache_clear()
+    with pytest.raises(OutriderError, match=r"no C\+\+ compiler"):
+        head_tuning(blurred_dir, tmp_path / "out", plan=replace(PLAN, compile=True))
 
 
 def test_the_output_is_the_checkpoint_with_another_head(

@@ -57,6 +57,18 @@ def test_without_the_variable_they_lie_in_the_home_folder(
 
 
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
+def test_a_block_leaves_them_as_they_were() -> None:
+    x = torch.zeros(1)
+    with native.in_use():
+        assert native.kernels(x) is not None
+    assert native.kernels(x) is None
+    native.enable()
+    with native.in_use():
+        pass
+    assert native.kernels(x) is not None
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
 def test_a_build_is_kept_and_found_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     native.enable()
     (library,) = tmp_path.rglob("*.so")

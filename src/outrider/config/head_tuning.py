@@ -7,7 +7,7 @@ from collections.abc import Sequence  # noqa: TC003 - the types of the fields ar
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from outrider.config.checks import check_choice, check_int
+from outrider.config.checks import check_bool, check_choice, check_int
 from outrider.config.speculative import LEAST_DRAFTED_TOKENS
 from outrider.errors import ConfigError, shown
 
@@ -32,6 +32,7 @@ class HeadTuningConfig:
             measuring; None is no limit.
         batch_size: texts of a training step.
         learning_rate: its peak.
+        compile: on the CPU, train with native kernels, built with the C++ compiler at hand.
         seed: of the split, the texts and their order, 0 or more.
     """
 
@@ -45,6 +46,7 @@ class HeadTuningConfig:
     max_minutes: float | None = None
     batch_size: int = 8
     learning_rate: float = 1e-3
+    compile: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -58,6 +60,7 @@ class HeadTuningConfig:
             ("seed", 0),
         ):
             check_int(name, getattr(self, name), least)
+        check_bool("compile", self.compile)
         if not 0.0 <= self.lk_lambda <= 1.0:
             raise ConfigError(f"lk_lambda must be from 0 to 1, got {shown(self.lk_lambda)}")
         if not 0.0 < self.held_out_share < 1.0:

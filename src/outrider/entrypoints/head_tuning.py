@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from itertools import count
 from pathlib import Path
@@ -23,6 +24,7 @@ from outrider.entrypoints.llm import LLM
 from outrider.errors import CheckpointError, ConfigError, RequestError
 from outrider.models.qwen4_exp.checkpoint_files import weights_file
 from outrider.models.qwen4_exp.weights import has_mtp, load_model
+from outrider.ops import native
 from outrider.sampling_params import SamplingParams
 from outrider.training.config import LossConfig, OptimizerConfig
 from outrider.training.head_file import (
@@ -127,6 +129,9 @@ class HeadTuning:
         if not EngineConfig.from_kwargs(**self.engine_options).uses_mtp:
             raise ConfigError('the head is to draft: speculative_config.method must be "mtp"')
         check_new_folder(self.output_dir)
+        if self.plan.compile:
+            with native.in_use():
+                pass  # Built before hours of writing, which it would end otherwise.
         if not has_mtp(self.checkpoint):
             raise CheckpointError(
                 f"{weights_file(self.checkpoint)}: no mtp.* tensors, so there is no head to tune"
@@ -158,7 +163,8 @@ class HeadTuning:
             self.checkpoint, device=config.device, dtype=getattr(torch, config.dtype), want_mtp=True
         )
         settings = tune_config(plan, config.num_speculative_tokens)
-        tuning = HeadTuner(model, texts, settings).tune(self._on_step)
+        with native.in_use() if plan.compile else nullcontext():
+            tuning = HeadTuner(model, texts, settings).tune(self._on_step)
         num_unchanged = self._save(model)
         del model
         after = self._measure(LLM(self.output_dir, **self.engine_options), measured, "after")

@@ -13,13 +13,18 @@ import hashlib
 import os
 import shutil
 import subprocess
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from outrider.config.cache_folder import user_cache_folder
 from outrider.errors import OutriderError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 _FOLDER = Path(__file__).parent
 _FLAGS = (
@@ -91,6 +96,21 @@ def enable() -> None:
 def disable() -> None:
     """Makes the ops of this process run as tensor operations again."""
     _enabled.clear()
+
+
+@contextmanager
+def in_use() -> Generator[None]:
+    """Enables the kernels inside the block, and leaves them as they were before it.
+
+    Raises:
+        OutriderError: as `enable`.
+    """
+    before = list(_enabled)
+    enable()
+    try:
+        yield
+    finally:
+        _enabled[:] = before
 
 
 def kernels(x: Tensor) -> Kernels | None:
