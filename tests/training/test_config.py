@@ -8,7 +8,8 @@ from outrider.errors import ConfigError
 from outrider.training.config import DataConfig, ScheduleConfig, TrainConfig
 from outrider.training.schedule import Progress, learning_rate_factor
 
-BUNDLED_TOML = Path(__file__).parents[2] / "configs" / "bundled.toml"
+CONFIGS = Path(__file__).parents[2] / "configs"
+BUNDLED_TOML = CONFIGS / "bundled.toml"
 RUN = '[run]\nmodel_dir = "m"\noutput_dir = "o"\n'
 BUDGET = "[schedule]\nmax_tokens = 100\n"
 
@@ -24,6 +25,15 @@ def test_the_bundled_file_is_read() -> None:
     assert config.run.model_dir == Path("src/outrider/bundled")
     assert config.schedule.max_minutes is not None
     assert config.loss.depth_weights == (0.51, 0.31, 0.18)
+
+
+def test_the_second_stage_starts_where_the_first_ends() -> None:
+    first, second = (
+        TrainConfig.from_toml(path) for path in (BUNDLED_TOML, CONFIGS / "bundled_corpus.toml")
+    )
+    assert second.run.model_dir == first.run.model_dir
+    assert second.run.init_from == first.run.output_dir / "export"
+    assert second.loss.kind == "kl"
 
 
 def test_types_follow_the_fields(tmp_path: Path) -> None:
