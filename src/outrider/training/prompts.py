@@ -175,7 +175,7 @@ def write_suites(tokenizer: Tokenizer, corpus_dir: Path, output_dir: Path) -> No
 
 
 def write_workload(
-    tokenizer: Tokenizer, corpus_dir: Path, path: Path, num_prompts: int = 1200
+    tokenizer: Tokenizer, corpus_dir: Path, path: Path, num_prompts: int = 1600
 ) -> None:
     """Cuts prompts of all suites from the text that a corpus gives to training.
 
