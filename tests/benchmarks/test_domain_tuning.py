@@ -30,12 +30,13 @@ def test_the_last_line_is_the_report(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     model = str(write_text_checkpoint(tmp_path / "tiny"))
     options = ["--num-prompts", "8", "--epochs", "1", "--max-tokens", "8", "--losses", "ce,lk"]
+    options += ["--temperatures", "0"]
     assert run(app, "domain", ["--model", model, "--documents", str(documents), *options]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert [one["loss"] for one in report["results"]] == ["ce", "lk"]
+    assert [one["plan"]["loss"] for one in report["results"]] == ["ce", "lk"]
     ce, lk = report["results"]
     for one in (ce, lk):
-        assert (one["num_prompts"], one["num_held_out"]) == (6, 2)
+        assert (one["num_prompts"], one["num_held_out"], len(one["changes"])) == (6, 2, 1)
         for change, gain in zip(one["changes"], one["relative_gains_fresh"], strict=True):
             fresh = change["before"]["mean_acceptance_length_fresh"]
             assert gain == pytest.approx(change["gain_fresh"] / fresh)
@@ -50,6 +51,7 @@ def test_what_cannot_be_measured(documents: Path, capsys: pytest.CaptureFixture[
         assert run(app, "domain", ["--documents", str(documents), *options]) == 2
         return capsys.readouterr().err
 
-    assert "--losses must be some of ce, kl and lk, got 'mse'" in fails("--losses", "ce,mse")
+    assert "loss must be ce, kl or lk, got 'mse'" in fails("--losses", "ce,mse")
+    assert "absent/tokenizer.json" in fails("--model", "absent")
     assert "gives 8 prompts in files *.h, and 9 are asked for" in fails("--num-prompts", "9")
     assert "no text in" in fails("--suffix", ".c")

@@ -10,6 +10,8 @@ from outrider.entrypoints.acceptance_sweep import Way
 from outrider.entrypoints.cli.report import report_console
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from outrider.entrypoints.acceptance import Interval
     from outrider.entrypoints.acceptance_sweep import AcceptanceGain, SweepResult
 
@@ -43,8 +45,7 @@ def show_acceptance(result: SweepResult, title: str) -> None:
             row.suite,
             str(row.k),
             f"{row.temperature:g}",
-            _ANY if way.is_greedy else _DRAFTS[row.draft_sample_method],
-            _ANY if way.is_greedy else ", ".join(own_rules),
+            *drafts_and_rules(way, own_rules),
             with_interval(row.mean_acceptance_length, row.ci95),
             with_interval(row.mean_acceptance_length_fresh, intervals.mean_acceptance_length_fresh),
             f"{row.acceptance_rate:.1%}",
@@ -60,6 +61,18 @@ def show_acceptance(result: SweepResult, title: str) -> None:
     console.print(table)
     for gain in result.gains:
         console.print(_gain(gain), highlight=False)
+
+
+def drafts_and_rules(way: Way, rules: Iterable[str]) -> tuple[str, str]:
+    """How the drafts of a way were drawn, and the rules that are one for it, in words.
+
+    Args:
+        way: any.
+        rules: that were asked for and give the same texts as the way's own.
+    """
+    if way.is_greedy:
+        return _ANY, _ANY
+    return _DRAFTS[way.draft_sample_method], ", ".join(rules)
 
 
 def with_interval(value: float | None, interval: Interval | None, style: str = ".2f") -> str:
