@@ -12,6 +12,13 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(API_KEY_VARIABLE, raising=False)
 
 
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        value = {"a": value}
+    return value
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -41,6 +48,8 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"enable_auto_tool_choice": 1}, "enable_auto_tool_choice must be true or false"),
         ({"default_chat_template_kwargs": [1]}, "kwargs must be an object, got [1]"),
         ({"default_chat_template_kwargs": {"a": object()}}, "kwargs must be JSON, its numbers"),
+        ({"default_chat_template_kwargs": nested(33)}, "kwargs must be nested 32 deep at most"),
+        ({"default_chat_template_kwargs": nested(9999)}, "kwargs must be nested 32 deep at most"),
         ({"ports": 1}, "unknown option 'ports'; the nearest is \"port\""),
     ],
 )
@@ -49,6 +58,13 @@ def test_what_is_wrong_is_named(options: dict[str, Any], reason: str) -> None:
         ServerConfig.from_kwargs(**options)
     assert reason in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_variables_of_the_template_are_its_own_copy() -> None:
+    given = nested(32)
+    config = ServerConfig(default_chat_template_kwargs=given)
+    given["b"] = 1
+    assert config.default_chat_template_kwargs == nested(32)
 
 
 @pytest.mark.parametrize("key", ["a b", "\n", "é"])

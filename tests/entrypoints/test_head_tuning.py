@@ -132,7 +132,7 @@ def test_a_missing_compiler_is_told_before_anything_runs(
 ) -> None:
     monkeypatch.setattr(native, "_enabled", [])
     monkeypatch.setattr(native.shutil, "which", lambda _: None)
-    native._build.cache_clear()
+    native.build.cache_clear()
     with pytest.raises(OutriderError, match=r"no C\+\+ compiler"):
         head_tuning(blurred_dir, tmp_path / "out", plan=replace(PLAN, compile=True))
 

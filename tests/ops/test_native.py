@@ -17,7 +17,7 @@ def fresh_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A cache of its own, and nothing enabled before or after."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(native, "_enabled", [])
-    native._build.cache_clear()
+    native.build.cache_clear()
 
 
 def test_without_a_compiler_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,11 +56,17 @@ def test_without_the_variable_they_lie_in_the_home_folder(
     assert (tmp_path / ".cache" / "outrider").stat().st_mode & 0o077 == 0
 
 
+@native.in_use()
+def fail_inside(x: torch.Tensor) -> None:
+    assert native.kernels(x) is not None
+    raise OutriderError("in the middle")
+
+
 @pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
 def test_a_block_leaves_them_as_they_were() -> None:
     x = torch.zeros(1)
-    with native.in_use():
-        assert native.kernels(x) is not None
+    with pytest.raises(OutriderError, match="in the middle"):
+        fail_inside(x)
     assert native.kernels(x) is None
     native.enable()
     with native.in_use():
@@ -73,7 +79,7 @@ def test_a_build_is_kept_and_found_again(monkeypatch: pytest.MonkeyPatch, tmp_pa
     native.enable()
     (library,) = tmp_path.rglob("*.so")
     native.disable()
-    native._build.cache_clear()
+    native.build.cache_clear()
     monkeypatch.setattr(native.subprocess, "run", None)
     native.enable()
     assert list(tmp_path.rglob("*")) == [library.parent, library]

@@ -19,6 +19,8 @@ ToolCallParser = Literal["qwen3_coder"]
 
 API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 _LOOPBACK_NAMES = ("localhost", "ip6-localhost", "ip6-loopback")
+# Of variables of the chat template, which has to copy them for each chat.
+_MAX_DEPTH = 32
 # A host name, or an address without its port.
 _HOST = re.compile(r"[A-Za-z0-9._-]{1,253}|[0-9A-Fa-f:.]{2,45}")
 
@@ -150,11 +152,19 @@ class ServerConfig:
         if not isinstance(given, Mapping):
             raise ConfigError(f"{name} must be an object, got {shown(given)}")
         try:
-            json.dumps(dict(given), ensure_ascii=False, allow_nan=False).encode()
+            text = json.dumps(dict(given), ensure_ascii=False, allow_nan=False)
+            text.encode()
+            own = json.loads(text)
+            is_deep = _depth(own) > _MAX_DEPTH
+        except RecursionError:
+            is_deep = True
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{name} must be JSON, its numbers finite and its text valid Unicode"
             ) from None
+        if is_deep:
+            raise ConfigError(f"{name} must be nested {_MAX_DEPTH} deep at most")
+        object.__setattr__(self, name, own)
 
     def _check_api_key(self) -> None:
         key = self.api_key
@@ -169,6 +179,14 @@ class ServerConfig:
                 f"host {self.host} can be reached from other machines: give --api-key (or "
                 f"{API_KEY_VARIABLE}), or --allow-unauthenticated"
             )
+
+
+def _depth(value: object) -> int:
+    """Objects and lists within each other."""
+    inner = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    )
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def _is_text(value: object) -> bool:

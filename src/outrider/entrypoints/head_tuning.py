@@ -126,16 +126,21 @@ class HeadTuning:
 
     def __post_init__(self) -> None:
         """Checks what can be wrong before anything is loaded."""
-        if not EngineConfig.from_kwargs(**self.engine_options).uses_mtp:
+        config = EngineConfig.from_kwargs(**self.engine_options).resolve()
+        if not config.uses_mtp:
             raise ConfigError('the head is to draft: speculative_config.method must be "mtp"')
+        if self.plan.compile and (config.device, config.dtype) != ("cpu", "float32"):
+            raise ConfigError(
+                "compile: native kernels are for float32 on the CPU, got "
+                f"{config.dtype} on {config.device}"
+            )
         check_new_folder(self.output_dir)
-        if self.plan.compile:
-            with native.in_use():
-                pass  # Built before hours of writing, which it would end otherwise.
         if not has_mtp(self.checkpoint):
             raise CheckpointError(
                 f"{weights_file(self.checkpoint)}: no mtp.* tensors, so there is no head to tune"
             )
+        if self.plan.compile:
+            native.build()
 
     @property
     def temperatures(self) -> list[float]:

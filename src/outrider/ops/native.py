@@ -87,10 +87,10 @@ def enable() -> None:
     """Builds the kernels, or takes them from the cache, and makes the ops of this process use them.
 
     Raises:
-        OutriderError: there is no C++ compiler, it fails, or torch lends no matrix product.
+        OutriderError: as `build`, or torch lends no matrix product.
     """
     if not _enabled:
-        _enabled.append(Kernels(_build()))
+        _enabled.append(Kernels(build()))
 
 
 def disable() -> None:
@@ -155,7 +155,15 @@ def _torch_library() -> ctypes.CDLL:
 
 
 @functools.cache
-def _build() -> Path:
+def build() -> Path:
+    """Builds the library, unless the cache has it, and enables nothing.
+
+    Returns:
+        Where it lies.
+
+    Raises:
+        OutriderError: there is no C++ compiler, it fails, or there is no place for the library.
+    """
     compiler = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise OutriderError("native kernels: no C++ compiler (c++, g++ or clang++) on the path")

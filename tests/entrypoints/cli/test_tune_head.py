@@ -80,6 +80,10 @@ BAD = {
     "rate": (("--learning-rate", "0"), "learning_rate must be a number above 0, got 0.0"),
     "share": (("--held-out", "1"), "held_out_share must be above 0 and below 1, got 1.0"),
     "seed": (("--seed", "-1"), "seed must be an integer 0 or more, got -1"),
+    "compile": (
+        ("--compile", "--dtype", "float64"),
+        "compile: native kernels are for float32 on the CPU, got float64 on cpu",
+    ),
     "k zero": (("-k", "0"), "-k must be from 1 to 8, got 0"),
     "k above": (("-k", "9"), "-k must be from 0 to 8, got 9"),
     "method": (
