@@ -6,6 +6,8 @@ import pytest
 
 from outrider.errors import ConfigError
 from outrider.training.config import DataConfig, ScheduleConfig, TrainConfig
+from outrider.training.prompts import TRAIN_FILE
+from outrider.training.recipe import SUITES
 from outrider.training.schedule import Progress, learning_rate_factor
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -27,13 +29,23 @@ def test_the_bundled_file_is_read() -> None:
     assert config.loss.depth_weights == (0.51, 0.31, 0.18)
 
 
-def test_the_second_stage_starts_where_the_first_ends() -> None:
-    first, second = (
-        TrainConfig.from_toml(path) for path in (BUNDLED_TOML, CONFIGS / "bundled_corpus.toml")
+def test_each_stage_starts_where_the_one_before_it_ends() -> None:
+    first, second, third = (
+        TrainConfig.from_toml(CONFIGS / f"{name}.toml")
+        for name in ("bundled", "bundled_corpus", "bundled_head")
     )
-    assert second.run.model_dir == first.run.model_dir
     assert second.run.init_from == first.run.output_dir / "export"
-    assert second.loss.kind == "kl"
+    # A run goes on in its folder where more is allowed.
+    assert third.run == second.run
+    assert third.data == second.data
+    assert third.schedule.max_tokens is not None
+    assert second.schedule.max_tokens is not None
+    assert third.schedule.max_tokens > second.schedule.max_tokens
+    # What the builder of the corpus writes.
+    assert [path.name for path in second.data.train] == [TRAIN_FILE]
+    assert [path.name for path in second.data.held_out] == [
+        f"held_out_{suite}.jsonl" for suite in SUITES
+    ]
 
 
 def test_types_follow_the_fields(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from outrider.training.prompts import (
     PROMPTS_FILE,
     SUITES_FOLDER,
     load_prompts,
+    main,
     make_prompts,
     places_to_cut,
     write_suites,
@@ -148,6 +149,32 @@ def test_a_workload_is_cut_from_what_is_trained_on(tmp_path: Path) -> None:
     kinds = Counter(prompt.source.rsplit(".")[-1] for prompt in prompts)
     assert kinds == {"py": 7, "rst": 2, "json": 1}
     assert len({prompt.prompt for prompt in prompts}) == 10
+    by_command = tmp_path / "by_command.jsonl"
+    assert main([str(BUNDLED), "--corpus", str(tmp_path), "--workload", str(by_command)]) == 0
+    assert {prompt.source for prompt in load_prompts(by_command)} == {
+        document.source for document in documents
+    }
+
+
+def test_what_cannot_be_cut_is_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*arguments: object) -> str:
+        assert main([str(argument) for argument in arguments]) == 2
+        return capsys.readouterr().err
+
+    workload = ("--workload", tmp_path / "w.jsonl")
+    with pytest.raises(SystemExit, match="2"):
+        main([str(BUNDLED), "--workload", "w.jsonl"])
+    assert "--workload: needs --corpus" in capsys.readouterr().err
+    assert "tokenizer.json" in fails(tmp_path, "--corpus", tmp_path, *workload)
+    assert "train.jsonl" in fails(BUNDLED, "--corpus", tmp_path, *workload)
+    documents = [Document("a.rst", "A line.\n" * 99)]
+    write_json_lines(tmp_path / "train.jsonl", documents)
+    told = fails(BUNDLED, "--corpus", tmp_path, "--workload", tmp_path / "absent" / "w.jsonl")
+    assert told.startswith("error: ")
+    assert "absent" in told
+    assert told.count("\n") == 1
 
 
 def test_every_suite_says_where_it_is_from() -> None:

@@ -1,10 +1,10 @@
-"""The bundled prompts: held-out text cut in the middle, for checks and measurements.
+"""Prompts: text cut in the middle, held out for measurements, or for a head to be tuned to.
 
-Runs once, in three forms. `python -m outrider.training.prompts OUTPUT_DIR`, where OUTPUT_DIR holds
-tokenizer.json, cuts prompts.jsonl from the standard library's held-out modules. With
-`--corpus CORPUS_DIR`, what `corpus_builder` wrote, it cuts OUTPUT_DIR/suites/*.jsonl. With
-`--workload FILE` too, it cuts FILE instead, from the text that was trained on: what a head is tuned
-to, where the suites are to stay held out.
+Runs in three forms, over FOLDER, which holds tokenizer.json. `python -m outrider.training.prompts
+FOLDER` cuts FOLDER/prompts.jsonl from the standard library's held-out modules. With
+`--corpus CORPUS_DIR`, what `corpus_builder` wrote, it cuts FOLDER/suites/*.jsonl from the held-out
+files. With `--workload FILE` too, it cuts FILE instead, from the text that was trained on: a head
+is tuned to it where the suites are to stay held out.
 """
 
 from __future__ import annotations
@@ -12,17 +12,22 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from tokenizers import Tokenizer
+import tokenizers
 
+from outrider.errors import OutriderError
+from outrider.tokenizer import TOKENIZER_NAME, Tokenizer
 from outrider.training.corpus import collect_documents
 from outrider.training.documents import read_documents
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from outrider.training.documents import Document
 
 PROMPTS_FILE = "prompts.jsonl"
@@ -31,7 +36,7 @@ MIN_TOKENS = 64
 MAX_TOKENS = 200
 _MAX_PER_MODULE = 6
 SUITES_FOLDER = "suites"
-MAX_PER_DOCUMENT = 2  # in the suites
+MAX_PER_DOCUMENT = 2  # in the suites and the workload
 _MAX_PROMPTS = {"code": 300, "prose": 140, "json": 140}
 _WORKLOAD_SHARES = {"code": 0.7, "prose": 0.2, "json": 0.1}
 _SEED = 20240
@@ -57,11 +62,11 @@ class Prompt:
     """One line of the file."""
 
     prompt: str
-    source: str  # the held-out file it was cut from
+    source: str  # the file it was cut from
 
 
 def make_prompts(
-    tokenizer: Tokenizer,
+    tokenizer: tokenizers.Tokenizer,
     documents: list[Document],
     *,
     suite: str = "code",
@@ -74,7 +79,7 @@ def make_prompts(
 
     Args:
         tokenizer: whose tokens are counted.
-        documents: held out.
+        documents: to cut from.
         suite: "code" for Python; others are cut anywhere.
         max_per_document: prompts of one document at most.
     """
@@ -126,7 +131,7 @@ def _functions(text: str) -> list[tuple[int, int]]:
 
 
 def _cut(
-    tokenizer: Tokenizer, text: str, function: tuple[int, int], rng: np.random.Generator
+    tokenizer: tokenizers.Tokenizer, text: str, function: tuple[int, int], rng: np.random.Generator
 ) -> str | None:
     # Not splitlines(): the lines that Python counts end in a line feed alone.
     lines = [f"{line}\n" for line in text.split("\n")]
@@ -154,7 +159,7 @@ def write_prompts(path: Path, prompts: list[Prompt]) -> None:
     path.write_text("".join(lines), encoding="utf-8")
 
 
-def write_suites(tokenizer: Tokenizer, corpus_dir: Path, output_dir: Path) -> None:
+def write_suites(tokenizer: tokenizers.Tokenizer, corpus_dir: Path, output_dir: Path) -> None:
     """Cuts the suites from the held-out files of a corpus, and writes where they are from."""
     output_dir.mkdir(parents=True, exist_ok=True)
     used: dict[str, set[str]] = {}
@@ -175,7 +180,7 @@ def write_suites(tokenizer: Tokenizer, corpus_dir: Path, output_dir: Path) -> No
 
 
 def write_workload(
-    tokenizer: Tokenizer, corpus_dir: Path, path: Path, num_prompts: int = 1600
+    tokenizer: tokenizers.Tokenizer, corpus_dir: Path, path: Path, num_prompts: int = 1600
 ) -> None:
     """Cuts prompts of all suites from the text that a corpus gives to training.
 
@@ -183,7 +188,7 @@ def write_workload(
         tokenizer: whose tokens are counted.
         corpus_dir: with train.jsonl.
         path: of the file to write.
-        num_prompts: at most.
+        num_prompts: about so many, where there is text for them.
     """
     documents = read_documents("--corpus", (corpus_dir / TRAIN_FILE,), ())
     prompts: list[Prompt] = []
@@ -217,24 +222,34 @@ def _origins(provenance: dict[str, Any], used: dict[str, set[str]]) -> str:
     return _ORIGINS + "\n".join(rows) + "\n"
 
 
-def main() -> None:
-    """Cuts the prompts and writes the files."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("output_dir", type=Path)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Cuts the prompts and writes the files; returns the exit code.
+
+    Args:
+        arguments: of the command line; None is those of the process.
+    """
+    parser = argparse.ArgumentParser(description="Cuts prompts and writes the files.")
+    parser.add_argument("folder", type=Path, help="with tokenizer.json")
     parser.add_argument("--corpus", type=Path, help="cut the suites from this corpus instead")
     parser.add_argument("--workload", type=Path, help="cut this file from what it trains on")
-    arguments = parser.parse_args()
-    if arguments.workload is not None and arguments.corpus is None:
+    given = parser.parse_args(arguments)
+    if given.workload is not None and given.corpus is None:
         parser.error("--workload: needs --corpus")
-    tokenizer = Tokenizer.from_file(str(arguments.output_dir / "tokenizer.json"))
-    if arguments.corpus is None:
-        prompts = make_prompts(tokenizer, collect_documents(held_out=True))
-        write_prompts(arguments.output_dir / PROMPTS_FILE, prompts)
-    elif arguments.workload is not None:
-        write_workload(tokenizer, arguments.corpus, arguments.workload)
-    else:
-        write_suites(tokenizer, arguments.corpus, arguments.output_dir / SUITES_FOLDER)
+    try:
+        Tokenizer.from_pretrained(given.folder)  # Tells what is wrong with it.
+        tokenizer = tokenizers.Tokenizer.from_file(str(given.folder / TOKENIZER_NAME))
+        if given.corpus is None:
+            prompts = make_prompts(tokenizer, collect_documents(held_out=True))
+            write_prompts(given.folder / PROMPTS_FILE, prompts)
+        elif given.workload is not None:
+            write_workload(tokenizer, given.corpus, given.workload)
+        else:
+            write_suites(tokenizer, given.corpus, given.folder / SUITES_FOLDER)
+    except (OSError, OutriderError) as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from outrider.entrypoints.acceptance import AcceptanceRow
     from outrider.entrypoints.head_tuning import HeadTuningReport
 
-# Of the table in a file or a pipe.
-
-
 _PromptsFile = Annotated[
     Path,
     typer.Option(
@@ -71,7 +68,8 @@ def tune_head(
 
     The model continues the prompts, and its MTP head is trained on these texts as it drafts, K
     deep. Nothing else is trained: trunk, embedding and lm_head keep their bytes, which is checked.
-    The same seed gives the same head, unless --max-minutes ends it.
+    The same seed gives the same head, unless --max-minutes ends it; with --compile it also depends
+    on the number of threads.
 
     Acceptance is measured before and after on prompts that are held out, with 95 % intervals over
     them. The figures also stand in tune_head.json, beside the weights.
