@@ -32,13 +32,13 @@ class PromptReader:
         tokenizer: of the checkpoint.
         chat_renderer: of the checkpoint.
         model_dir: where the checkpoint lies.
-        default_template_kwargs: variables of the chat template for chats that do not set them.
+        default_chat_template_kwargs: variables of the chat template for chats that do not set them.
     """
 
     tokenizer: Tokenizer
     chat_renderer: ChatRenderer
     model_dir: Path
-    default_template_kwargs: Mapping[str, Any]
+    default_chat_template_kwargs: Mapping[str, Any]
 
     async def of_completion(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Prompts in their order; where there are several, each knows its name."""
@@ -89,7 +89,7 @@ class PromptReader:
         template_kwargs: Mapping[str, Any],
         reasoning_effort: str | None,
     ) -> EncodedPrompt:
-        defaults = self.default_template_kwargs
+        defaults = self.default_chat_template_kwargs
         if defaults or template_kwargs or reasoning_effort is not None:
             known = self.chat_renderer.variables(options)
             for name in template_kwargs:
