@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import tokenizers
 import torch
 import typer
 from rich.table import Table
@@ -27,15 +26,20 @@ from outrider.entrypoints.cli.options import (
 )
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
-from outrider.entrypoints.head_tuning import HeadTuning, HeadTuningReport
+from outrider.entrypoints.head_tuning import AcceptanceChange, HeadTuning, HeadTuningReport
 from outrider.errors import ConfigError
-from outrider.tokenizer import TOKENIZER_NAME, Tokenizer
 from outrider.training.documents import read_documents
-from outrider.training.prompts import MAX_PER_DOCUMENT, Prompt, make_prompts, places_to_cut
+from outrider.training.prompts import (
+    MAX_PER_DOCUMENT,
+    Prompt,
+    load_tokenizer,
+    make_prompts,
+    places_to_cut,
+    spread_evenly,
+)
 
 if TYPE_CHECKING:
     from outrider.config.head_tuning import LossKind
-    from outrider.entrypoints.head_tuning import AcceptanceChange
 
 SUITE = "prose"  # Not Python: a file is cut anywhere in its halves.
 HEADERS = Path(torch.__file__).parent / "include" / "torch"
@@ -49,8 +53,7 @@ def cut_prompts(model: Path, folder: Path, suffix: str, num_prompts: int) -> lis
     Raises:
         OutriderError: there are too few such texts, or the checkpoint has no tokenizer.
     """
-    Tokenizer.from_pretrained(model)  # Tells what is wrong with it.
-    tokenizer = tokenizers.Tokenizer.from_file(str(model / TOKENIZER_NAME))
+    tokenizer = load_tokenizer(model)
     documents = [
         document
         for document in read_documents("--documents", (folder,), (suffix,))
@@ -66,10 +69,10 @@ def cut_prompts(model: Path, folder: Path, suffix: str, num_prompts: int) -> lis
             f"--documents: {folder} gives {len(prompts)} prompts in files *{suffix}, and "
             f"{num_prompts} are asked for"
         )
-    return [prompts[index * len(prompts) // num_prompts] for index in range(num_prompts)]
+    return spread_evenly(prompts, num_prompts)
 
 
-def relative_gain(change: "AcceptanceChange") -> float | None:
+def relative_gain(change: AcceptanceChange) -> float | None:
     """Of the length over fresh windows, as a share of what it was; None where there are none."""
     before = change.before.mean_acceptance_length_fresh
     if before is None or change.gain_fresh is None:

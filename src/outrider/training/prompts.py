@@ -65,6 +65,16 @@ class Prompt:
     source: str  # the file it was cut from
 
 
+def load_tokenizer(model_dir: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a checkpoint, which tells where its tokens begin.
+
+    Raises:
+        CheckpointError: it is missing, or wrong.
+    """
+    Tokenizer.from_pretrained(model_dir)  # Tells what is wrong with it.
+    return tokenizers.Tokenizer.from_file(str(model_dir / TOKENIZER_NAME))
+
+
 def make_prompts(
     tokenizer: tokenizers.Tokenizer,
     documents: list[Document],
@@ -172,7 +182,7 @@ def write_suites(tokenizer: tokenizers.Tokenizer, corpus_dir: Path, output_dir: 
             max_per_document=MAX_PER_DOCUMENT,
         )
         # Of fewer prompts than there are, the files still come from every package.
-        prompts = _spread(prompts, max_prompts)
+        prompts = spread_evenly(prompts, max_prompts)
         write_prompts(output_dir / f"{suite}.jsonl", prompts)
         used[suite] = {prompt.source for prompt in prompts}
     provenance = json.loads((corpus_dir / "provenance.json").read_text(encoding="utf-8"))
@@ -195,7 +205,7 @@ def write_workload(
     for suite, share in _WORKLOAD_SHARES.items():
         of_suite = [document for document in documents if _suite_of(document) == suite]
         cut = make_prompts(tokenizer, of_suite, suite=suite, max_per_document=MAX_PER_DOCUMENT)
-        prompts.extend(_spread(cut, round(share * num_prompts)))
+        prompts.extend(spread_evenly(cut, round(share * num_prompts)))
     write_prompts(path, prompts)
 
 
@@ -204,7 +214,8 @@ def _suite_of(document: Document) -> str:
     return {"py": "code", "json": "json"}.get(suffix, "prose")
 
 
-def _spread(prompts: list[Prompt], max_prompts: int) -> list[Prompt]:
+def spread_evenly(prompts: list[Prompt], max_prompts: int) -> list[Prompt]:
+    """At most so many prompts, from the first to the last at even distances."""
     num_prompts = len(prompts)
     if num_prompts <= max_prompts:
         return prompts
@@ -236,8 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.workload is not None and given.corpus is None:
         parser.error("--workload: needs --corpus")
     try:
-        Tokenizer.from_pretrained(given.folder)  # Tells what is wrong with it.
-        tokenizer = tokenizers.Tokenizer.from_file(str(given.folder / TOKENIZER_NAME))
+        tokenizer = load_tokenizer(given.folder)
         if given.corpus is None:
             prompts = make_prompts(tokenizer, collect_documents(held_out=True))
             write_prompts(given.folder / PROMPTS_FILE, prompts)
