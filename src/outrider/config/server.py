@@ -183,10 +183,9 @@ class ServerConfig:
 
 def _depth(value: object) -> int:
     """Objects and lists within each other."""
-    inner = (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    )
-    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def _is_text(value: object) -> bool:
