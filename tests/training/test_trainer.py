@@ -204,19 +204,35 @@ def test_a_crash_leaves_whole_checkpoints_alone(
 
 def test_the_trunk_can_be_kept_from_the_heads_gradient() -> None:
     window = torch.randint(1, VOCAB_SIZE, (1, 18))
-    gradients = {}
-    for mtp_weight, detach in ((0.0, False), (1.0, True), (1.0, False)):
-        model = tiny_model()
-        loss = LossConfig(
-            mtp_weight=mtp_weight, detach_trunk=detach, router_balance_weight=0.0, index_weight=0.0
+    for kind in ("ce", "kl"):
+        without, hidden, shown = (
+            trunk_gradients(
+                window, LossConfig(kind=kind, mtp_weight=mtp_weight, detach_trunk=detach)
+            )
+            for mtp_weight, detach in ((0.0, False), (1.0, True), (1.0, False))
         )
-        predictions = predict(model, window, 3, detach_trunk=detach)
-        joint_loss(predictions, window, loss, model.config.num_experts_per_tok).total.backward()
-        grad = model.model.layers[0].mlp.gate.weight.grad  # type: ignore[union-attr]
-        assert grad is not None
-        gradients[mtp_weight, detach] = grad
-    torch.testing.assert_close(gradients[1.0, True], gradients[0.0, False])
-    assert not torch.allclose(gradients[1.0, False], gradients[0.0, False])
+        assert "lm_head.weight" in without
+        # The routers' balance and the indexers' losses are the same in all three.
+        torch.testing.assert_close(hidden, without)
+        for name in (
+            "lm_head.weight",
+            "model.embed_tokens.weight",
+            "model.layers.0.mlp.gate.weight",
+        ):
+            assert not torch.allclose(shown[name], without[name]), name
+
+
+def trunk_gradients(window: torch.Tensor, loss: LossConfig) -> dict[str, torch.Tensor]:
+    model = tiny_model()
+    predictions = predict(
+        model, window, loss.num_depths, detach_trunk=loss.detach_trunk, want_index_losses=True
+    )
+    joint_loss(predictions, window, loss, model.config.num_experts_per_tok).total.backward()
+    return {
+        name: parameter.grad
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None and not name.startswith("mtp.")
+    }
 
 
 def test_the_kind_of_the_loss_is_the_heads() -> None:

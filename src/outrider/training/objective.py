@@ -26,7 +26,8 @@ class Losses:
     total: Tensor
     trunk: Tensor  # cross entropy, nats
     depths: list[Tensor]  # one a depth, of the kind that the configuration names
-    router_balance: Tensor
+    router_balance: Tensor  # of the trunk's layers
+    mtp_router_balance: Tensor  # of the head's, 0 without a head
     index: Tensor
 
     def to_dict(self) -> dict[str, float | list[float]]:
@@ -36,6 +37,7 @@ class Losses:
             "trunk": self.trunk.item(),
             "depths": [loss.item() for loss in self.depths],
             "router_balance": self.router_balance.item(),
+            "mtp_router_balance": self.mtp_router_balance.item(),
             "index": self.index.item(),
         }
 
@@ -47,7 +49,9 @@ class Predictions:
     trunk_rows: Tensor  # [B, T, C], what the vocabulary head reads
     depth_rows: list[Tensor]  # one [B, T, C] a depth, aligned as in mtp_loss
     vocabulary: Tensor  # [V, C], the weight of lm_head
-    router_logits: tuple[Tensor, ...]  # one [B*T, E] a routed layer and, for the head, a depth
+    mtp_vocabulary: Tensor  # the same, as the head's gradient reaches it
+    router_logits: tuple[Tensor, ...]  # one [B*T, E] a layer of the trunk
+    mtp_router_logits: tuple[Tensor, ...]  # one [B*T, E] a depth of the head
     index_losses: tuple[Tensor, ...]
 
     @cached_property
@@ -58,7 +62,7 @@ class Predictions:
     @cached_property
     def depths(self) -> list[Tensor]:
         """Logits of the head, one [B, T, V] a depth."""
-        return [F.linear(rows, self.vocabulary) for rows in self.depth_rows]
+        return [F.linear(rows, self.mtp_vocabulary) for rows in self.depth_rows]
 
 
 def predict(
@@ -77,7 +81,7 @@ def predict(
         window: [B, T+2] int64.
         num_depths: how often the head feeds itself; what is trained is what drafting does. 0 runs
             the trunk alone.
-        detach_trunk: keep the head's gradient from the trunk's streams and the embedding.
+        detach_trunk: keep the head's gradient from the trunk's streams, the embedding and lm_head.
         dense_attention: attend to everything visible. Training does, so that the indexers learn
             what dense attention looks at and nothing depends on what they choose before.
         want_index_losses: compute what the indexers are trained on.
@@ -93,16 +97,15 @@ def predict(
         if detach_trunk:
             streams, next_embeds = streams.detach(), next_embeds.detach()
         depths = model.mtp.unroll(streams, next_embeds, num_depths, options)
-    router_logits, index_losses = tuple(trunk.router_logits), tuple(trunk.index_losses)
-    for depth in depths:
-        router_logits += tuple(depth.router_logits)
-        index_losses += tuple(depth.index_losses)
+    vocabulary = model.lm_head.weight
     return Predictions(
         trunk_rows=model.output_rows(trunk.streams),
         depth_rows=[model.mtp_output_rows(depth.streams) for depth in depths],
-        vocabulary=model.lm_head.weight,
-        router_logits=router_logits,
-        index_losses=index_losses,
+        vocabulary=vocabulary,
+        mtp_vocabulary=vocabulary.detach() if detach_trunk else vocabulary,
+        router_logits=tuple(trunk.router_logits),
+        mtp_router_logits=tuple(logits for depth in depths for logits in depth.router_logits),
+        index_losses=tuple(loss for one in (trunk, *depths) for loss in one.index_losses),
     )
 
 
@@ -117,15 +120,18 @@ def joint_loss(
         config: weights.
         num_experts_per_tok: k of the router.
     """
-    vocabulary = predictions.vocabulary
     trunk = linear_cross_entropy(
-        predictions.trunk_rows.flatten(0, 1), vocabulary, mtp_loss.next_ids(window).flatten()
+        predictions.trunk_rows.flatten(0, 1),
+        predictions.vocabulary,
+        mtp_loss.next_ids(window).flatten(),
     )
     if config.kind == "ce":
         targets = mtp_loss.draft_targets(window)
         depths = [
             linear_cross_entropy(
-                rows[:, depth:].flatten(0, 1), vocabulary, targets[:, depth:].flatten()
+                rows[:, depth:].flatten(0, 1),
+                predictions.mtp_vocabulary,
+                targets[:, depth:].flatten(),
             )
             for depth, rows in enumerate(predictions.depth_rows)
         ]
@@ -134,15 +140,21 @@ def joint_loss(
             depth_loss(predictions.trunk, logits, window, depth, config)
             for depth, logits in enumerate(predictions.depths)
         ]
+    # Apart, so that a head leaves the weight of the trunk's routers as it is without one.
     balance = mtp_loss.load_balancing_loss(predictions.router_logits, num_experts_per_tok)
-    index = trunk.new_zeros(())
+    mtp_balance = index = trunk.new_zeros(())
+    if predictions.mtp_router_logits:
+        mtp_balance = mtp_loss.load_balancing_loss(
+            predictions.mtp_router_logits, num_experts_per_tok
+        )
     if predictions.index_losses:
         index = torch.stack(list(predictions.index_losses)).sum()
-    total = trunk + config.router_balance_weight * balance + config.index_weight * index
+    total = trunk + config.router_balance_weight * (balance + mtp_balance)
+    total = total + config.index_weight * index
     if depths:
         head = mtp_loss.weighted_depth_loss(depths, config.depth_weights)
         total = total + config.mtp_weight * head
-    return Losses(total, trunk, depths, balance, index)
+    return Losses(total, trunk, depths, balance, mtp_balance, index)
 
 
 def depth_loss(

@@ -47,7 +47,7 @@ class Workers:
     ) -> Losses:
         """Sets the gradients of the parameters to those of the mean loss over the workers.
 
-        Every loss but the router's balance, which is of a share of the batch then, is the same
+        Every loss but the routers' balance, which is of a share of the batch then, is the same
         mean over the batch whatever the number of workers.
 
         Args:
@@ -87,6 +87,7 @@ def _detached(losses: Losses) -> Losses:
         trunk=losses.trunk.detach(),
         depths=[loss.detach() for loss in losses.depths],
         router_balance=losses.router_balance.detach(),
+        mtp_router_balance=losses.mtp_router_balance.detach(),
         index=losses.index.detach(),
     )
 
@@ -101,5 +102,6 @@ def _mean(all_losses: list[Losses]) -> Losses:
         trunk=mean([losses.trunk for losses in all_losses]),
         depths=[mean(values) for values in zip(*(one.depths for one in all_losses), strict=True)],
         router_balance=mean([losses.router_balance for losses in all_losses]),
+        mtp_router_balance=mean([losses.mtp_router_balance for losses in all_losses]),
         index=mean([losses.index for losses in all_losses]),
     )
