@@ -35,13 +35,13 @@ A, B, C, D, E = range(1, 6)
 KINDS = ("ce", "kl", "lk")
 
 
-def config(kind: str = "ce", **changes: object) -> TuneConfig:
+def config(kind: str = "ce", other_terms: float = 0.0, **changes: object) -> TuneConfig:
     """All terms but the depths' own are off."""
     loss = LossConfig(
         kind=kind,  # type: ignore[arg-type]
         depth_weights=depth_weights(3),
-        router_balance_weight=0.0,
-        index_weight=0.0,
+        router_balance_weight=other_terms,
+        index_weight=other_terms,
     )
     return dataclasses.replace(TuneConfig(loss), **changes)  # type: ignore[arg-type]
 
@@ -181,7 +181,9 @@ def test_kept_streams_are_those_of_the_trunk() -> None:
 
         object.__setattr__(model.model, "forward_sequence", counted)
         HeadTuner(
-            model, texts, config("kl", batch_size=2, num_epochs=3, max_stream_bytes=max_bytes)
+            model,
+            texts,
+            config("kl", 1.0, batch_size=2, num_epochs=3, max_stream_bytes=max_bytes),
         ).tune()
         heads.append(head_of(model))
         num_runs.append(sum(calls))

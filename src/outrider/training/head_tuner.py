@@ -237,16 +237,16 @@ class HeadTuner:
         texts = [self._texts[index] for index in text_ids]
         window, mask = (tensor.to(self._device) for tensor in training_window(texts))
         num_depths, num_rows = len(loss.depth_weights), mask.shape[1]
-        streams = self._streams.of(
-            text_ids,
-            mtp_loss.input_ids(window),
-            [len(text.token_ids) - 1 for text in texts],
-        )
+        lengths = [len(text.token_ids) - 1 for text in texts]
+        places = torch.arange(num_rows, device=self._device)
+        row_mask = places < window.new_tensor(lengths)[:, None]
+        streams = self._streams.of(text_ids, mtp_loss.input_ids(window), lengths)
         with torch.no_grad():
             next_embeds = model.model.embed_tokens(mtp_loss.next_ids(window))
         # With fewer than two blocks there is no choice to learn.
         options = SequenceOptions(
-            want_index_losses=num_rows >= 2 * model.config.indexer_compress_ratio
+            want_index_losses=num_rows >= 2 * model.config.indexer_compress_ratio,
+            row_mask=row_mask,
         )
         outputs = self._mtp.unroll(streams, next_embeds, num_depths, options)
         # Logits of the prompts' rows would be half of the work and take part in nothing. The
@@ -262,7 +262,12 @@ class HeadTuner:
             )
             for depth, output in enumerate(outputs)
         ]
-        router_logits = [one for output in outputs for one in output.router_logits]
+        # Rows of padding, and those without a predecessor at their depth, hold anything.
+        router_logits = [
+            one[(row_mask & (places >= depth)).flatten()]
+            for depth, output in enumerate(outputs)
+            for one in output.router_logits
+        ]
         total = mtp_loss.weighted_depth_loss(depths, loss.depth_weights)
         total = total + loss.router_balance_weight * mtp_loss.load_balancing_loss(
             router_logits, model.config.num_experts_per_tok

@@ -28,10 +28,12 @@ class SequenceOptions:
     Attributes:
         dense_attention: attend to everything visible, whatever the indexers say.
         want_index_losses: collect the distillation losses of the indexers.
+        row_mask: [B, T] bool, the rows that count in these losses; None is all of them.
     """
 
     dense_attention: bool = False
     want_index_losses: bool = False
+    row_mask: Tensor | None = None
 
 
 @dataclass
@@ -140,6 +142,7 @@ class DecoderLayer(nn.Module):
                 depth=depth,
                 dense=options.dense_attention,
                 want_index_loss=options.want_index_losses,
+                row_mask=options.row_mask,
             )
             if loss is not None:
                 collected.index_losses.append(loss)

@@ -315,6 +315,7 @@ class SparseAttention(nn.Module):
         depth: int = 0,
         dense: bool = False,
         want_index_loss: bool = False,
+        row_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Whole sequences from an empty cache, differentiable.
 
@@ -327,6 +328,7 @@ class SparseAttention(nn.Module):
             depth: of this call.
             dense: attend to everything visible, whatever the indexer says.
             want_index_loss: also return the distillation loss of the indexer.
+            row_mask: [B, T] bool, the rows that count in that loss; None is all of them.
 
         Returns:
             [B, T, C] and the loss (scalar), or None where it was not asked for.
@@ -352,7 +354,7 @@ class SparseAttention(nn.Module):
             mixed = self._attend_sparse(query, scores.detach(), past)
         loss = None
         if mass is not None and scores is not None:
-            loss = self._index_loss(mass, scores)
+            loss = self._index_loss(mass, scores, row_mask)
         return self._output(mixed, gate), loss
 
     def _attend_sparse(self, query: Tensor, scores: Tensor, past: list[DepthRows]) -> Tensor:
@@ -377,7 +379,7 @@ class SparseAttention(nn.Module):
         first = torch.arange(num_blocks, device=hidden.device) * indexer.ratio
         return index_scores(indexer.queries(raw_queries, angles), indexer.pool(blocks, first))
 
-    def _index_loss(self, mass: Tensor, scores: Tensor) -> Tensor:
+    def _index_loss(self, mass: Tensor, scores: Tensor, row_mask: Tensor | None) -> Tensor:
         """KL from the attention mass of each complete block to the softmax of the index scores.
 
         Dense distillation: no gradient reaches the indexer through a discrete selection, so it is
@@ -386,6 +388,7 @@ class SparseAttention(nn.Module):
         Args:
             mass: [B, T, M], mean over heads of the probability on each block, no gradient.
             scores: [B, T, M].
+            row_mask: [B, T] bool or None.
         """
         length, num_blocks = scores.shape[1:]
         complete = (torch.arange(length, device=scores.device) + 1) // self.indexer.ratio
@@ -396,7 +399,11 @@ class SparseAttention(nn.Module):
         log_probs = scores.masked_fill(~is_visible, -torch.inf)[:, has_choice].log_softmax(-1)
         log_probs = log_probs.masked_fill(~is_visible[has_choice], 0.0)
         target = target[:, has_choice]
-        return (target * (target.clamp(min=1e-9).log() - log_probs)).sum(-1).mean()
+        by_row = (target * (target.clamp(min=1e-9).log() - log_probs)).sum(-1)
+        if row_mask is None:
+            return by_row.mean()
+        is_counted = row_mask[:, has_choice]
+        return by_row.masked_fill(~is_counted, 0.0).sum() / is_counted.sum().clamp(min=1)
 
 
 def _unrolled_mask(mask: Tensor, depths: list[int]) -> Tensor:
