@@ -29,7 +29,7 @@ from outrider.entrypoints.cli.options import (
     speculative_options,
     takes_engine_options,
 )
-from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts_file, spread
+from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts_file
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun, DecodeSpeed
@@ -37,6 +37,7 @@ from outrider.entrypoints.llm import LLM
 from outrider.entrypoints.prompt_encoder import EncodedPrompt
 from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.metrics import SpecDecodeMetrics
+from outrider.training.prompts import spread_evenly
 
 NUM_WARM_UP_TOKENS = 16
 # Every round runs its prompts, whatever the rounds before it have run.
@@ -140,7 +141,7 @@ def decode(
         )
         for index in range(num_prompts)
     ]
-    inputs = spread(read_prompts_file(prompts_file), num_prompts)
+    inputs = spread_evenly(read_prompts_file(prompts_file), num_prompts)
     speculative = speculative_options(max(numbers), engine_options.pop("speculative_config", None))
     defaults = {"max_num_seqs": max(batch_sizes), "speculative_config": speculative}
     first = LLM(**{**_RUNS_EVERYTHING, **defaults, **engine_options})

@@ -34,10 +34,11 @@ from benchmarks.provenance import provenance
 from outrider.bundled import BUNDLED_MODEL_DIR, BUNDLED_PROMPTS
 from outrider.config import EngineConfig
 from outrider.entrypoints.cli.options import parse_k_list
-from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts_file, spread
+from outrider.entrypoints.cli.prompt_sources import PROMPTS_HELP, read_prompts_file
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.errors import ConfigError, OutriderError
+from outrider.training.prompts import spread_evenly
 
 START_TIMEOUT_S = 120
 _POLL_S = 0.1
@@ -257,7 +258,9 @@ def serving(
     """
     levels = parse_sizes("--streams", streams, "1 or 1,8,32")
     numbers = [0, *parse_k_list(k)]
-    prompts = [_as_field(one) for one in spread(read_prompts_file(prompts_file), num_requests)]
+    prompts = [
+        _as_field(one) for one in spread_evenly(read_prompts_file(prompts_file), num_requests)
+    ]
     if len(prompts) < max(levels):
         raise ConfigError(f"--requests: {len(prompts)} prompts cannot fill {max(levels)} streams")
     options = {"max_tokens": max_tokens, "temperature": temperature}

@@ -18,7 +18,7 @@ from rich.table import Table
 from benchmarks.provenance import provenance
 from outrider.bundled import BUNDLED_SUITES
 from outrider.config import DraftSampleMethod, RejectionSampleMethod
-from outrider.entrypoints.cli.prompt_sources import read_prompts_file, spread
+from outrider.entrypoints.cli.prompt_sources import read_prompts_file
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun
@@ -30,6 +30,7 @@ from outrider.spec_decode.draft_sampler import DraftSampler, DraftSampling
 from outrider.spec_decode.metrics import SpecDecodeMetrics
 from outrider.spec_decode.mtp_proposer import MTPProposer
 from outrider.structured_outputs import StructuredOutputsParams
+from outrider.training.prompts import spread_evenly
 
 RULES: list[tuple[float, RejectionSampleMethod]] = [
     (0.0, "block"),
@@ -107,7 +108,9 @@ def structured_outputs(
 ) -> None:
     """Compare drafting with and without the mask of a grammar."""
     llm = LLM(model, speculative_config={"method": "mtp", "num_speculative_tokens": k})
-    prompts = llm.encode_prompts(spread(read_prompts_file(BUNDLED_SUITES["json"]), num_prompts))
+    prompts = llm.encode_prompts(
+        spread_evenly(read_prompts_file(BUNDLED_SUITES["json"]), num_prompts)
+    )
     results = []
     for temperature, rule in RULES:
         params = SamplingParams(

@@ -27,12 +27,12 @@ from outrider.entrypoints.cli.prompt_sources import (
     PROMPTS_HELP,
     PromptInput,
     read_prompts_file,
-    spread,
 )
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.llm import LLM
 from outrider.errors import ConfigError
+from outrider.training.prompts import spread_evenly
 from outrider.training.run_log import LOG_FILE, read_log
 from outrider.training.train import EXPORT_FOLDER
 from outrider.training.trainer import EXPORTS_FOLDER
@@ -173,7 +173,7 @@ def training_curve(
     if plot is not None:
         check_plot_path(plot)
     inputs = read_prompts_file(prompts_file)
-    inputs = inputs if num_prompts is None else spread(inputs, num_prompts)
+    inputs = inputs if num_prompts is None else spread_evenly(inputs, num_prompts)
     exports = find_exports(run_dir)
     if start is not None:
         exports.insert(0, Weights(start))

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.bundled import BUNDLED_MODEL_DIR, BUNDLED_SUITES
-from outrider.entrypoints.cli.prompt_sources import read_prompts_file, spread
+from outrider.entrypoints.cli.prompt_sources import read_prompts_file
 from outrider.entrypoints.llm import LLM
 from outrider.errors import ConfigError
+from outrider.training.prompts import spread_evenly
 
 MAX_MODEL_LEN = 1024
 
@@ -31,7 +32,7 @@ def prompts_of(llm: LLM, suites: Sequence[str], num_prompts: int) -> list[list[i
     texts = [
         text
         for suite in suites
-        for text in spread(read_prompts_file(BUNDLED_SUITES[suite]), num_prompts)
+        for text in spread_evenly(read_prompts_file(BUNDLED_SUITES[suite]), num_prompts)
     ]
     return [encoded.token_ids for encoded in llm.encode_prompts(texts)]
 

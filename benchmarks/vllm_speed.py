@@ -31,7 +31,7 @@ from benchmarks.vllm_process import num_workers, run_vllm
 from benchmarks.vllm_settings import MAX_MODEL_LEN, drafting, engine_options
 from outrider.bundled import BUNDLED_PROMPTS
 from outrider.entrypoints.cli.options import parse_k_list
-from outrider.entrypoints.cli.prompt_sources import read_prompts_file, spread
+from outrider.entrypoints.cli.prompt_sources import read_prompts_file
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.decode_run import DecodeRun
@@ -39,6 +39,7 @@ from outrider.entrypoints.llm import LLM
 from outrider.errors import ConfigError
 from outrider.sampling_params import SamplingParams
 from outrider.spec_decode.metrics import SpecDecodeMetrics
+from outrider.training.prompts import spread_evenly
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "vLLM, TP1": {},
@@ -194,7 +195,7 @@ def main(
     prompts = [
         encoded.token_ids
         for encoded in LLM(max_model_len=MAX_MODEL_LEN).encode_prompts(
-            spread(read_prompts_file(BUNDLED_PROMPTS), num_prompts)
+            spread_evenly(read_prompts_file(BUNDLED_PROMPTS), num_prompts)
         )
     ]
     found = []

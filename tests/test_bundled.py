@@ -19,9 +19,9 @@ from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.models.qwen4_exp.weights import load_model
 from outrider.sampling_params import SamplingParams
 from outrider.tokenizer import Tokenizer
-from outrider.training.prompts import load_prompts
 from tests.models.feeder import Feeder, Piece, random_pieces
 from tests.models.parity import MIN_MARGIN
+from tests.training.prompt_lines import load_prompts
 
 transformers.logging.set_verbosity_error()
 

@@ -15,6 +15,7 @@ from outrider.training.corpus import (
     collect_documents,
     encode_documents,
     load_documents,
+    load_tokenizer,
     pack,
 )
 from outrider.training.documents import Document
@@ -33,8 +34,18 @@ def test_encoded_documents_report_bytes_and_decode_to_their_texts() -> None:
     tokens = encode_documents(tokenizer, documents)
     assert tokens.num_documents == 2
     assert tokens.num_bytes == 9 + 5
+    assert tokens.bytes_per_id[tokens.token_ids].sum() == 9 + 5
+    assert tokens.bytes_per_id[tokenizer.token_to_id("<|endoftext|>")] == 0
     text = tokenizer.decode(tokens.token_ids.tolist(), skip_special_tokens=False)
     assert text == "x = 'é'\n<|endoftext|>pass\n<|endoftext|>"
+
+
+def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OutriderError, match=r"tokenizer\.json: missing"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(OutriderError, match=r"tokenizer\.json: no valid tokenizer"):
+        load_tokenizer(tmp_path)
 
 
 def test_held_out_modules_are_whole_and_apart() -> None:

@@ -18,13 +18,14 @@ from outrider.training.prompts import (
     MIN_TOKENS,
     PROMPTS_FILE,
     SUITES_FOLDER,
-    load_prompts,
     main,
     make_prompts,
     places_to_cut,
+    spread_evenly,
     write_suites,
     write_workload,
 )
+from tests.training.prompt_lines import load_prompts
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
 MAX_SUITE_BYTES = 200_000
@@ -183,3 +184,9 @@ def test_every_suite_says_where_it_is_from() -> None:
         rows = [row.split(" | ") for row in page.splitlines() if row.startswith(f"| {suite} |")]
         num_files = sum(int(row[-1].rstrip(" |")) for row in rows)
         assert num_files == len({prompt.source for prompt in load_prompts(path)})
+
+
+def test_prompts_are_spread_over_their_file() -> None:
+    assert spread_evenly(range(10), 4) == [0, 2, 5, 7]
+    assert spread_evenly(range(300), 200)[-1] == 298
+    assert spread_evenly(range(3), 3) == spread_evenly(range(3), 9) == [0, 1, 2]

@@ -11,6 +11,7 @@ follows.
 
 from __future__ import annotations
 
+import hashlib
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,15 +19,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import tokenizers
 import torch
 
 from outrider.errors import OutriderError
+from outrider.tokenizer import TOKENIZER_NAME, Tokenizer
 from outrider.training.documents import Document, read_documents, read_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-    from tokenizers import Tokenizer
 
     from outrider.training.config import DataConfig
 
@@ -63,7 +64,6 @@ HELD_OUT_MODULES = frozenset(
         "textwrap.py",
         "timeit.py",
         "tomllib/_parser.py",
-        "wave.py",
         "asyncio/locks.py",
         "concurrent/futures/thread.py",
         "urllib/robotparser.py",
@@ -74,8 +74,8 @@ HELD_OUT_MODULES = frozenset(
 _SKIPPED_FOLDERS = frozenset(
     {"site-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "__pycache__"}
 )
-# Files that are one long table, or written by a build: a model of this size would only learn them
-# by heart.
+# Most are one long table, or written by a build: a model of this size would only learn them by
+# heart.
 _SKIPPED_FILES = frozenset(
     {
         "html/entities.py",
@@ -84,6 +84,11 @@ _SKIPPED_FILES = frozenset(
         "re/_casefix.py",
         "tkinter/tix.py",
         "this.py",
+        # Siblings that share long passages: one of them held out would not be held out.
+        "aifc.py",
+        "chunk.py",
+        "sunau.py",
+        "wave.py",
     }
 )
 _SKIPPED_PREFIXES = ("_sysconfigdata", "__phello__", "config-")
@@ -96,6 +101,7 @@ class TokenArray:
     token_ids: npt.NDArray[np.uint16]  # [N], every document followed by one end-of-text id
     num_bytes: int  # UTF-8 bytes of the documents' texts, without the separators
     num_documents: int
+    bytes_per_id: npt.NDArray[np.int64]  # [V], UTF-8 bytes that an id spells, 0 a special one
 
 
 def stdlib_root() -> Path:
@@ -140,7 +146,17 @@ def collect_documents(*, held_out: bool = False) -> list[Document]:
     return [document for document in documents if document.text.strip()]
 
 
-def encode_documents(tokenizer: Tokenizer, documents: Iterable[Document]) -> TokenArray:
+def load_tokenizer(model_dir: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a checkpoint, which tells where its tokens begin.
+
+    Raises:
+        CheckpointError: it is missing, or wrong.
+    """
+    Tokenizer.from_pretrained(model_dir)  # Tells what is wrong with it.
+    return tokenizers.Tokenizer.from_file(str(model_dir / TOKENIZER_NAME))
+
+
+def encode_documents(tokenizer: tokenizers.Tokenizer, documents: Iterable[Document]) -> TokenArray:
     """Encodes and packs documents in the order given, an end-of-text id after each."""
     texts = [document.text for document in documents]
     if tokenizer.get_vocab_size() > np.iinfo(np.uint16).max + 1:
@@ -150,11 +166,15 @@ def encode_documents(tokenizer: Tokenizer, documents: Iterable[Document]) -> Tok
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     if end_of_text is None:
         raise OutriderError(f"the tokenizer has no {END_OF_TEXT} entry")
+    speller = Tokenizer(tokenizer)
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return TokenArray(
         token_ids=pack([encoding.ids for encoding in encodings], end_of_text),
         num_bytes=sum(len(text.encode()) for text in texts),
         num_documents=len(texts),
+        bytes_per_id=np.array(
+            [len(speller.token_bytes(token_id)) for token_id in range(speller.num_tokens)]
+        ),
     )
 
 
@@ -195,6 +215,16 @@ class WindowSampler:
         self._seed = seed
         self._epoch = -1
         self._starts: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    @property
+    def identity(self) -> dict[str, int | str]:
+        """What decides the windows of every step; a resume compares it."""
+        return {
+            "window_size": self._window_size,
+            "batch_size": self._batch_size,
+            "seed": self._seed,
+            "text": hashlib.sha256(self._token_ids.tobytes()).hexdigest()[:16],
+        }
 
     @property
     def num_steps_per_epoch(self) -> int:

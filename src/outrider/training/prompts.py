@@ -15,20 +15,22 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import tokenizers
 
 from outrider.errors import OutriderError
-from outrider.tokenizer import TOKENIZER_NAME, Tokenizer
-from outrider.training.corpus import collect_documents
+from outrider.training.corpus import collect_documents, load_tokenizer
 from outrider.training.documents import read_documents
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import tokenizers
+
     from outrider.training.documents import Document
+
+AnyPrompt = TypeVar("AnyPrompt")
 
 PROMPTS_FILE = "prompts.jsonl"
 TRAIN_FILE = "train.jsonl"  # of a corpus
@@ -63,16 +65,6 @@ class Prompt:
 
     prompt: str
     source: str  # the file it was cut from
-
-
-def load_tokenizer(model_dir: Path) -> tokenizers.Tokenizer:
-    """The tokenizer of a checkpoint, which tells where its tokens begin.
-
-    Raises:
-        CheckpointError: it is missing, or wrong.
-    """
-    Tokenizer.from_pretrained(model_dir)  # Tells what is wrong with it.
-    return tokenizers.Tokenizer.from_file(str(model_dir / TOKENIZER_NAME))
 
 
 def make_prompts(
@@ -120,13 +112,6 @@ def places_to_cut(text: str, suite: str) -> list[tuple[int, int]]:
     if num_lines < 2 * _MIN_SECTION_LINES:
         return []
     return [(0, num_lines // 2 - 1), (num_lines // 2, num_lines - 1)]
-
-
-def load_prompts(path: Path) -> list[Prompt]:
-    """Reads a file of prompts."""
-    # Not splitlines(): a JSON string may hold other line separators as they are.
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [Prompt(**json.loads(line)) for line in lines if line]
 
 
 def _functions(text: str) -> list[tuple[int, int]]:
@@ -214,11 +199,11 @@ def _suite_of(document: Document) -> str:
     return {"py": "code", "json": "json"}.get(suffix, "prose")
 
 
-def spread_evenly(prompts: list[Prompt], max_prompts: int) -> list[Prompt]:
-    """At most so many prompts, from the first to the last at even distances."""
+def spread_evenly(prompts: Sequence[AnyPrompt], max_prompts: int) -> list[AnyPrompt]:
+    """At most so many, at even distances from the first on; neighbours in a file are alike."""
     num_prompts = len(prompts)
     if num_prompts <= max_prompts:
-        return prompts
+        return list(prompts)
     return [prompts[i * num_prompts // max_prompts] for i in range(max_prompts)]
 
 

@@ -64,11 +64,6 @@ def read_sourced_prompts(path: Path) -> list[tuple[PromptInput, str]]:
     return prompts
 
 
-def spread(prompts: list[PromptInput], number: int) -> list[PromptInput]:
-    """At most so many prompts, evenly over a file in which neighbours may be alike."""
-    return prompts[:: max(len(prompts) // number, 1)][:number]
-
-
 def _lines(path: Path) -> list[tuple[int, str]]:
     """The lines of a file that are not empty, with their numbers from 1."""
     try:
