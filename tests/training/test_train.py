@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,8 @@ def test_a_run_starts_from_the_weights_of_a_checkpoint(tmp_path: Path) -> None:
     trained = read_log(tmp_path / "first" / "log.jsonl")[-2]
     assert first_loss == pytest.approx(trained["trunk"], abs=0.2)
     trainer.save()
-    # A checkpoint of the run itself counts more than where it began.
+    # A checkpoint of the run itself counts more than where it began, which may be gone.
+    shutil.rmtree(export_dir)
     again = make_trainer(TrainConfig.from_toml(path))
     assert again.progress.step == 1
     for name, parameter in again.model.named_parameters():

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import math
 import resource
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,12 @@ from outrider.training import checkpoint as checkpoint_module
 from outrider.training import mtp_loss
 from outrider.training.config import DataConfig, LossConfig, RunConfig, ScheduleConfig, TrainConfig
 from outrider.training.corpus import TokenArray
+from outrider.training.evaluation import evaluation_windows
 from outrider.training.export import export_checkpoint
 from outrider.training.objective import joint_loss, predict
-from outrider.training.trainer import Trainer, load_tokenizer, make_optimizer
+from outrider.training.run_log import read_log
+from outrider.training.schedule import Progress
+from outrider.training.trainer import Trainer, make_optimizer
 from tests.training.tiny_run import tiny_config
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
@@ -57,7 +62,12 @@ def tiny_tokens(seed: int) -> TokenArray:
     ids = np.arange(600) % 7 + 1
     slips = rng.random(600) < 0.05
     ids[slips] = rng.integers(1, VOCAB_SIZE, slips.sum())
-    return TokenArray(ids.astype(np.uint16), num_bytes=1200, num_documents=1)
+    return TokenArray(
+        ids.astype(np.uint16),
+        num_bytes=1200,
+        num_documents=1,
+        bytes_per_id=np.arange(VOCAB_SIZE) % 3 + 1,
+    )
 
 
 def tiny_trainer(config: TrainConfig, seed: int = 0) -> Trainer:
@@ -68,7 +78,8 @@ def tiny_trainer(config: TrainConfig, seed: int = 0) -> Trainer:
 
 def test_the_loss_falls_and_the_log_tells(tmp_path: Path) -> None:
     config = tiny_run(tmp_path, schedule=ScheduleConfig(max_tokens=60 * 48, warmup_steps=5))
-    evaluation = tiny_trainer(config).train()
+    trainer = tiny_trainer(config)
+    assert trainer.train()
     records = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     train = [record for record in records if record["kind"] == "train"]
     assert [record["step"] for record in train] == list(range(1, 61))
@@ -77,9 +88,12 @@ def test_the_loss_falls_and_the_log_tells(tmp_path: Path) -> None:
     assert len(train[-1]["depths"]) == 3
     assert all(loss < 3.6 for loss in train[-1]["depths"])
     assert records[-1]["kind"] == "eval"
+    evaluation = trainer.evaluate()
     assert records[-1]["bits_per_byte"] == pytest.approx(evaluation.bits_per_byte, rel=1e-3)
-    # Two bytes a token: half the nats a token, in bits.
-    assert evaluation.bits_per_byte == pytest.approx(evaluation.trunk_loss / np.log(2) / 2)
+    # The bytes are those of the targets in the windows, not the corpus' mean.
+    windows = evaluation_windows(tiny_tokens(2), 24, 2)
+    num_bytes = (windows[:, 1:-1] % 3 + 1).double().mean().item()
+    assert evaluation.bits_per_byte == pytest.approx(evaluation.trunk_loss / np.log(2) / num_bytes)
     assert 1.0 <= evaluation.chained_acceptance_length <= 4.0
 
 
@@ -97,6 +111,62 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     assert second.progress.step == whole.progress.step == NUM_STEPS
     for name, tensor in whole.model.state_dict().items():
         assert torch.equal(second.model.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("stop_at", [3, 4])
+def test_each_evaluation_is_logged_once(tmp_path: Path, stop_at: int) -> None:
+    config = tiny_run(tmp_path)
+    config = dataclasses.replace(config, run=dataclasses.replace(config.run, eval_every_steps=2))
+
+    class StopAt:
+        def on_step(self, progress: Progress, fraction: float, num_tokens_per_s: float) -> None:
+            if progress.step == stop_at:
+                trainer.request_stop()
+
+        def on_record(self, record: object) -> None:
+            pass
+
+    tokens = {"train_tokens": tiny_tokens(1), "held_out_tokens": tiny_tokens(2)}
+    trainer = Trainer(tiny_model(), config, **tokens, listeners=[StopAt()])
+    assert not trainer.train()
+    # It goes on to the end, and once more from there.
+    for _ in range(2):
+        assert tiny_trainer(config).train()
+    records = [record for record in read_log(tmp_path / "log.jsonl") if record["kind"] == "eval"]
+    assert [record["step"] for record in records] == [2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({"data": DataConfig(sequence_length=24, batch_size=1)}, "batch_size was 2, is 1"),
+        ({"data": DataConfig(sequence_length=20, batch_size=2)}, "window_size was 26, is 22"),
+        ({"text": tiny_tokens(3)}, "text was "),
+    ],
+)
+def test_a_resume_with_other_windows_is_refused(
+    tmp_path: Path, changes: dict[str, Any], name: str
+) -> None:
+    text = changes.pop("text", tiny_tokens(1))
+    trainer = tiny_trainer(tiny_run(tmp_path))
+    trainer.step()
+    trainer.save()
+    with pytest.raises(OutriderError, match=rf"step-00000001: .*other windows so far \({name}"):
+        Trainer(
+            tiny_model(),
+            tiny_run(tmp_path, **changes),
+            train_tokens=text,
+            held_out_tokens=tiny_tokens(2),
+        )
+
+
+def test_windows_too_short_for_an_indexer_train_without_its_loss(tmp_path: Path) -> None:
+    ratio = tiny_model().config.indexer_compress_ratio
+    for length, is_trained in ((2 * ratio - 1, False), (2 * ratio, True)):
+        data = DataConfig(sequence_length=length, batch_size=2)
+        losses, _ = tiny_trainer(tiny_run(tmp_path / str(length), data=data)).step()
+        assert (losses.index.item() > 0) == is_trained
+        assert math.isfinite(losses.total.item())
 
 
 @contextmanager
@@ -154,7 +224,7 @@ def test_exports_on_the_way_are_what_the_weights_were(tmp_path: Path) -> None:
     half.step()
     half.step()
     half.request_stop()
-    assert half.train() is None
+    assert not half.train()
     trainer("half").train()
     exports = sorted((tmp_path / "half" / "exports").iterdir())
     assert [path.name for path in exports] == ["step-00000003", "step-00000005"]
@@ -300,11 +370,3 @@ def test_an_export_loads_back(tmp_path: Path) -> None:
     for name, parameter in model.named_parameters():
         rounded = parameter.bfloat16().float()
         assert torch.equal(loaded.get_parameter(name), rounded), name
-
-
-def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OutriderError, match=r"tokenizer\.json: cannot be read"):
-        load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(OutriderError, match=r"tokenizer\.json: not a tokenizer"):
-        load_tokenizer(tmp_path)

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
+CHECKPOINTS_FOLDER = "checkpoints"  # of a run's output folder
 _MODEL_FILE = "model.safetensors"
 _OPTIMIZER_FILE = "optimizer.safetensors"
 _PROGRESS_FILE = "progress.json"
+_DATA = "data"  # its key for what the steps read
 _PREFIX = "step-"
 _UNFINISHED = ".tmp"
 # What AdamW keeps for each parameter.
@@ -31,12 +33,23 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 def save_training_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, progress: Progress
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    progress: Progress,
+    data: Mapping[str, int | str],
 ) -> Path:
     """Writes `folder/step-00001234` by way of a temporary folder that is renamed when complete.
 
     A crash or a full disk in between leaves the earlier checkpoints as they were. A checkpoint of
     this step that is there already is kept: a step always leads to the same weights.
+
+    Args:
+        folder: of the run's checkpoints.
+        model: its weights.
+        optimizer: its state.
+        progress: how far the run has come.
+        data: what decides which windows a step reads (`WindowSampler.identity`).
 
     Raises:
         OutriderError: the files could not be written.
@@ -50,7 +63,8 @@ def save_training_checkpoint(
         temporary.mkdir(parents=True)
         save_file(_contiguous(model.state_dict()), temporary / _MODEL_FILE)
         save_file(_optimizer_tensors(model, optimizer), temporary / _OPTIMIZER_FILE)
-        (temporary / _PROGRESS_FILE).write_text(json.dumps(asdict(progress)), encoding="utf-8")
+        record = {**asdict(progress), _DATA: dict(data)}
+        (temporary / _PROGRESS_FILE).write_text(json.dumps(record), encoding="utf-8")
         for path in (*temporary.iterdir(), temporary):
             give_ordinary_permissions(path)
             flush_to_disk(path)
@@ -66,19 +80,26 @@ def save_training_checkpoint(
 
 
 def load_training_checkpoint(
-    checkpoint: Path, model: nn.Module, optimizer: torch.optim.Optimizer
+    checkpoint: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Mapping[str, int | str],
 ) -> Progress:
     """Restores weights and optimiser in place and returns the progress.
 
     Raises:
-        OutriderError: a file is missing or damaged, or the checkpoint is of another model.
+        OutriderError: a file is missing or damaged, or the checkpoint is of another model or was
+            trained on other windows.
     """
     try:
-        progress = Progress(**json.loads((checkpoint / _PROGRESS_FILE).read_text(encoding="utf-8")))
+        record = json.loads((checkpoint / _PROGRESS_FILE).read_text(encoding="utf-8"))
+        data_before = dict(record.pop(_DATA))
+        progress = Progress(**record)
         weights = load_file(checkpoint / _MODEL_FILE)
         tensors = load_file(checkpoint / _OPTIMIZER_FILE)
-    except (OSError, ValueError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
         raise OutriderError(f"{checkpoint}: not a checkpoint of this run ({error})") from error
+    _check_data(checkpoint, data_before, data)
     _check_names_and_shapes(checkpoint, weights, model.state_dict())
     model.load_state_dict(weights)
     for name, parameter in model.named_parameters():
@@ -88,6 +109,18 @@ def load_training_checkpoint(
                 moment: tensors[f"{moment}.{name}"].to(parameter.device) for moment in _MOMENTS
             }
     return progress
+
+
+def _check_data(
+    checkpoint: Path, before: Mapping[str, int | str], now: Mapping[str, int | str]
+) -> None:
+    for name, value in now.items():
+        if before.get(name) != value:
+            raise OutriderError(
+                f"{checkpoint}: the run has read other windows so far ({name} was "
+                f"{before.get(name)}, is {value}): go on as before, or name another "
+                "run.output_dir, with run.init_from if it is to start from these weights"
+            )
 
 
 def _check_names_and_shapes(

@@ -143,7 +143,7 @@ def evaluate(
         model: with an MTP head, unless `num_depths` is 0.
         windows: [N, T+2] int64, any device.
         num_depths: depths to unroll the head to.
-        bytes_per_token: of the held-out text, end-of-text ids included.
+        bytes_per_token: of the windows' targets, end-of-text ids included.
         batch_size: windows at once.
     """
     device = model.lm_head.weight.device

@@ -25,13 +25,21 @@ class RunLog:
 
     def __init__(self, path: Path, last_step: int) -> None:
         self._path = path
+        self._evaluated: set[int] = set()
         if path.exists():
             kept = [record for record in read_log(path) if record["step"] <= last_step]
+            self._evaluated = {one["step"] for one in kept if one["kind"] == "eval"}
             self._replace(kept)
+
+    def has_evaluation(self, step: int) -> bool:
+        """Whether the log tells of an evaluation at this step."""
+        return step in self._evaluated
 
     def write(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one record, floats cut to five digits, and returns it as it was written."""
         rounded = {name: _rounded(value) for name, value in record.items()}
+        if record["kind"] == "eval":
+            self._evaluated.add(record["step"])
         try:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(rounded) + "\n")

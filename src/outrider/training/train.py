@@ -17,10 +17,16 @@ from outrider.errors import ConfigError
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.models.qwen4_exp.weights import has_mtp, load_weights
-from outrider.training.corpus import TokenArray, encode_documents, load_documents
+from outrider.training.checkpoint import CHECKPOINTS_FOLDER, latest_checkpoint
+from outrider.training.corpus import (
+    TokenArray,
+    encode_documents,
+    load_documents,
+    load_tokenizer,
+)
 from outrider.training.loss_plot import LossPlot
 from outrider.training.memory import keep_freed_memory
-from outrider.training.trainer import Trainer, load_tokenizer
+from outrider.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +92,7 @@ def run_to_the_end(trainer: Trainer, config: TrainConfig) -> Path | None:
     Returns:
         The folder of the export, or None where the trainer was asked to stop before.
     """
-    if trainer.train() is None:
+    if not trainer.train():
         return None
     export_dir = config.run.output_dir / EXPORT_FOLDER
     trainer.export(export_dir)
@@ -97,6 +103,7 @@ def build_model(config: TrainConfig, model_config: Qwen4ExpConfig) -> Qwen4ExpFo
     """Makes the model that a run starts with, on the CPU, in float32.
 
     Without a head to train it has none, and its trunk is the one that it would have beside a head.
+    Where there is a checkpoint to go on from, `run.init_from` has done its part and is not read.
 
     Raises:
         CheckpointError: `run.init_from` is damaged or does not fit.
@@ -106,7 +113,8 @@ def build_model(config: TrainConfig, model_config: Qwen4ExpConfig) -> Qwen4ExpFo
     model.init_weights(torch.Generator().manual_seed(config.run.seed))
     if not config.loss.num_depths:
         model.mtp = None
-    if config.run.init_from is not None:
+    has_begun = latest_checkpoint(config.run.output_dir / CHECKPOINTS_FOLDER) is not None
+    if config.run.init_from is not None and not has_begun:
         _load_first_weights(model, model_config, config.run.init_from)
     return model
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from outrider.errors import OutriderError
 from outrider.ops import native
 from outrider.training import mtp_loss
 from outrider.training.checkpoint import (
+    CHECKPOINTS_FOLDER,
     delete_old_checkpoints,
     latest_checkpoint,
     load_training_checkpoint,
@@ -129,13 +129,14 @@ class Trainer:
         self._eval_windows = evaluation_windows(
             held_out_tokens, config.data.sequence_length, config.run.num_eval_windows
         )
-        self._bytes_per_token = held_out_tokens.num_bytes / len(held_out_tokens.token_ids)
+        targets = mtp_loss.next_ids(self._eval_windows)
+        self._bytes_per_token = float(held_out_tokens.bytes_per_id[targets].mean())
         if config.run.compile:
             native.enable()
         self._workers = Workers(config.run.num_workers)
         self._listeners = listeners
         self._is_stopping = False
-        self._checkpoints = config.run.output_dir / "checkpoints"
+        self._checkpoints = config.run.output_dir / CHECKPOINTS_FOLDER
         try:
             self._checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -144,18 +145,22 @@ class Trainer:
             ) from error
         newest = latest_checkpoint(self._checkpoints)
         if newest is not None:
-            self.progress = load_training_checkpoint(newest, model, self._optimizer)
+            self.progress = load_training_checkpoint(
+                newest, model, self._optimizer, self._sampler.identity
+            )
             logger.info("going on from %s", newest)
         self._log_file = RunLog(config.run.output_dir / LOG_FILE, self.progress.step)
 
-    def train(self) -> Evaluation | None:
+    def train(self) -> bool:
         """Runs to the end of the budget, writes a last checkpoint and evaluates there.
 
         Returns:
-            The last evaluation, or None where `request_stop` ended the run before; it goes on from
-            the checkpoint that was written then.
+            Whether the budget is used up; False where `request_stop` ended the run before. It goes
+            on from the checkpoint that was written then.
         """
         config = self._config
+        # One that a stop at this step has left out.
+        self._evaluate_if_due()
         last_checkpoint_s = self.progress.elapsed_s
         speed = _Speed()
         for losses, grad_norm, step_s in self._steps():
@@ -172,9 +177,8 @@ class Trainer:
                 self.export(config.run.output_dir / EXPORTS_FOLDER / f"step-{step:08d}")
             if self._is_stopping:
                 self.save()
-                return None
-            if step % config.run.eval_every_steps == 0:
-                self.evaluate()
+                return False
+            self._evaluate_if_due()
             if (
                 self.progress.elapsed_s - last_checkpoint_s
                 >= 60 * config.run.checkpoint_every_minutes
@@ -183,7 +187,9 @@ class Trainer:
                 last_checkpoint_s = self.progress.elapsed_s
         self.save()
         logger.info("budget used up at step %d", self.progress.step)
-        return self.evaluate()
+        if not self._log_file.has_evaluation(self.progress.step):
+            self.evaluate()
+        return True
 
     def request_stop(self) -> None:
         """Makes `train` end after the step that runs, with a checkpoint; from any thread."""
@@ -222,9 +228,17 @@ class Trainer:
         self._log("eval", **evaluation.to_dict())
         return evaluation
 
+    def _evaluate_if_due(self) -> None:
+        step = self.progress.step
+        is_due = step > 0 and step % self._config.run.eval_every_steps == 0
+        if is_due and not self._log_file.has_evaluation(step):
+            self.evaluate()
+
     def save(self) -> None:
         """Writes a checkpoint and deletes those that are too many."""
-        save_training_checkpoint(self._checkpoints, self.model, self._optimizer, self.progress)
+        save_training_checkpoint(
+            self._checkpoints, self.model, self._optimizer, self.progress, self._sampler.identity
+        )
         delete_old_checkpoints(self._checkpoints, self._config.run.num_kept_checkpoints)
 
     def export(self, output_dir: Path) -> None:
@@ -260,7 +274,9 @@ class Trainer:
             loss.num_depths,
             detach_trunk=loss.detach_trunk,
             dense_attention=True,
-            want_index_losses=loss.index_weight > 0,
+            # With fewer than two blocks there is no choice to learn.
+            want_index_losses=loss.index_weight > 0
+            and self._config.data.sequence_length >= 2 * self.model.config.indexer_compress_ratio,
         )
         return joint_loss(predictions, window, loss, self.model.config.num_experts_per_tok)
 
@@ -282,14 +298,3 @@ class Trainer:
         )
         for listener in self._listeners:
             listener.on_record(record)
-
-
-def load_tokenizer(model_dir: Path) -> Tokenizer:
-    """Reads the tokenizer that the corpus is encoded with."""
-    path = model_dir / "tokenizer.json"
-    try:
-        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OutriderError(f"{path}: cannot be read ({error.strerror})") from error
-    except Exception as error:  # the library raises nothing more specific
-        raise OutriderError(f"{path}: not a tokenizer ({error})") from error
