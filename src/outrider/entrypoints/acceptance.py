@@ -176,41 +176,6 @@ class AcceptanceSample:
         )
 
 
-def measure_acceptance(
-    llm: LLM,
-    prompts: Sequence[EncodedPrompt],
-    *,
-    suite: str,
-    temperature: float,
-    rule: str,
-    max_tokens: int,
-    seed: int,
-) -> AcceptanceRow:
-    """Decode prompts with the drafts that an `LLM` is set to make, and count what is accepted.
-
-    Args:
-        llm: with drafts; their number and how they are drawn is its own
-            (`LLM.with_speculative`).
-        prompts: at least one; as many run at once as the engine has room for.
-        suite: name of the prompts.
-        temperature: of target and drafts.
-        rule: "standard", "block" or "coupled"; without effect at temperature 0.
-        max_tokens: of each text at most, 3 or more.
-        seed: 0 or more; prompt i draws with `seed + i`, whoever else runs.
-
-    Raises:
-        ConfigError: the `LLM` decodes plainly.
-        RequestError: a prompt or a parameter cannot be used, or no text came to a draft.
-    """
-    sample = sample_acceptance(
-        llm, prompts, temperature=temperature, rule=rule, max_tokens=max_tokens, seed=seed
-    )
-    speculative = llm.llm_engine.config.speculative
-    method = None if speculative is None else speculative.draft_sample_method
-    assert method is not None, "an engine that drafts knows how"
-    return sample.row(suite=suite, temperature=temperature, rule=rule, draft_sample_method=method)
-
-
 def sample_acceptance(
     llm: LLM,
     prompts: Sequence[EncodedPrompt],
@@ -222,15 +187,15 @@ def sample_acceptance(
     k: int | None = None,
     on_finish: Callable[[int], object] | None = None,
 ) -> AcceptanceSample:
-    """What `measure_acceptance` measures, prompt by prompt.
+    """Decode prompts with the drafts that an `LLM` is set to make, and count what is accepted.
 
     Args:
-        llm: with drafts.
-        prompts: at least one.
+        llm: with drafts; how they are drawn is its own (`LLM.with_speculative`).
+        prompts: at least one; as many run at once as the engine has room for.
         temperature: of target and drafts.
-        rule: "standard", "block" or "coupled".
+        rule: "standard", "block" or "coupled"; without effect at temperature 0.
         max_tokens: of each text at most, 3 or more.
-        seed: 0 or more.
+        seed: 0 or more; prompt i draws with `seed + i`, whoever else runs.
         k: drafts per step, at most those of the `LLM`; None is as many.
         on_finish: called with the index of a prompt when its text has ended.
     """
