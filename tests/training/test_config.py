@@ -44,6 +44,8 @@ def test_each_stage_starts_where_the_one_before_it_ends() -> None:
     assert second.schedule.max_tokens is not None
     assert third.schedule.max_tokens > second.schedule.max_tokens
     # What the builder of the corpus writes.
+    assert second.data.train is not None
+    assert second.data.held_out is not None
     assert [path.name for path in second.data.train] == [TRAIN_FILE]
     assert [path.name for path in second.data.held_out] == [
         f"held_out_{suite}.jsonl" for suite in SUITES
@@ -76,10 +78,43 @@ def test_types_follow_the_fields(tmp_path: Path) -> None:
         (RUN + BUDGET + '[data]\ntrain = "a"\n', 'train: a list is expected, such as ["a", "b"]'),
         (RUN + BUDGET + '[data]\ntrain = ["a"]\n', "data.held_out: missing; data.train needs it"),
         (RUN + BUDGET + '[data]\nheld_out = ["a"]\n', "data.train: missing; data.held_out"),
+        (RUN + BUDGET + "[data]\ntrain = []\n", "data.train: an empty list; name files or folders"),
+        (RUN + BUDGET + '[data]\ntrain = ["a"]\nheld_out = []\n', "data.held_out: an empty list"),
         (RUN + BUDGET + '[data]\nsuffixes = ["py"]\n', "'py' does not start with a dot"),
         (RUN + BUDGET + "[data]\nbatch_size = 0\n", "data.batch_size: 0 is not at least 1"),
         (RUN + "export_every_tokens = 0\n" + BUDGET, "export_every_tokens: 0 is not at least 1"),
         (RUN + BUDGET + "[data]\nbatch_size = 1.5\n", "batch_size: 1.5 is not of type int"),
+        (
+            RUN + BUDGET + "[data]\nsequence_length = 3\n",
+            "data.sequence_length: 3 is not above 3",
+        ),
+        (RUN + "[schedule]\nmax_tokens = 0\n", "schedule.max_tokens: 0 is not at least 1"),
+        (RUN + "[schedule]\nmax_minutes = 0\n", "schedule.max_minutes: 0.0 is not above 0"),
+        (
+            RUN + "[schedule]\nmax_minutes = inf\n",
+            "schedule.max_minutes: inf is not a finite number",
+        ),
+        (RUN + "seed = -1\n" + BUDGET, "run.seed: -1 is not at least 0"),
+        (RUN + f"seed = {2**64}\n" + BUDGET, f"run.seed: {2**64} is above {2**64 - 1}"),
+        (RUN + BUDGET + "[loss]\ndepth_weights = [1, nan]\n", "depth_weights: nan is not a finite"),
+        (RUN + BUDGET + "[loss]\ndepth_weights = [inf]\n", "depth_weights: inf is not a finite"),
+        (
+            RUN + BUDGET + "[loss]\nmtp_weight = inf\n",
+            "loss.mtp_weight: inf is not a finite number",
+        ),
+        (RUN + BUDGET + f"[loss]\nmtp_weight = 1{'0' * 400}\n", "mtp_weight: an integer too large"),
+        (
+            RUN + BUDGET + "[optimizer]\nbetas = [1.0, 0.95]\n",
+            "betas: 1.0 is not at least 0 and below",
+        ),
+        (
+            RUN + BUDGET + "[optimizer]\nbetas = [0.9, -0.1]\n",
+            "betas: -0.1 is not at least 0 and below",
+        ),
+        (
+            RUN + BUDGET + "[optimizer]\nmax_grad_norm = 0\n",
+            "max_grad_norm: 0.0 is not above 0",
+        ),
         (RUN + "[schedule\n", "not TOML"),
     ],
 )

@@ -118,7 +118,11 @@ def test_first_weights_of_another_configuration_are_refused(tmp_path: Path) -> N
     ("fields", "options", "message"),
     [
         ({}, {"data.sequence_length": 65}, "65 is above the model's max_position_embeddings, 64"),
-        ({}, {"data.sequence_length": 2}, "2 is below the model's ngram_size, 3"),
+        (
+            {},
+            {"data.sequence_length": 2, "loss.depth_weights": [1.0]},
+            "2 is below the model's ngram_size, 3",
+        ),
         ({"mtp_num_hidden_layers": 0}, {}, "no head to train: set it to 1, or loss.mtp_weight"),
         ({"vocab_size": 4000}, {}, "has 4096 entries, but vocab_size in config.json is 4000"),
         ({}, {"run.device": "abacus"}, "'abacus' is no device of this machine"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import math
 import tomllib
 import types
 import typing
@@ -16,6 +17,8 @@ from outrider.errors import ConfigError
 
 _T = TypeVar("_T")
 
+_MAX_SEED = 2**64 - 1  # of torch's generators
+
 
 @dataclass(frozen=True)
 class DataConfig:
@@ -23,17 +26,22 @@ class DataConfig:
 
     # Files and folders of text, see `read_documents`. Both or neither are named; neither means the
     # Python sources of the standard library, less a fixed list of held-out modules.
-    train: tuple[Path, ...] = ()
-    held_out: tuple[Path, ...] = ()  # measured only
+    train: tuple[Path, ...] | None = None
+    held_out: tuple[Path, ...] | None = None  # measured only
     suffixes: tuple[str, ...] = (".py", ".md", ".rst", ".txt", ".json")  # read in folders
     sequence_length: int = 512  # rows of a window
     batch_size: int = 4  # windows of a step
 
     def __post_init__(self) -> None:
         """Checks that the texts to train on and to measure on are named together."""
-        for given, missing in (("train", "held_out"), ("held_out", "train")):
-            if getattr(self, given) and not getattr(self, missing):
-                raise ConfigError(f"data.{missing}: missing; data.{given} needs it beside it")
+        for name, other in (("train", "held_out"), ("held_out", "train")):
+            if getattr(self, name) == ():
+                raise ConfigError(
+                    f"data.{name}: an empty list; name files or folders, or leave out both "
+                    f"data.{name} and data.{other} for the standard library"
+                )
+            if getattr(self, name) is None and getattr(self, other):
+                raise ConfigError(f"data.{name}: missing; data.{other} needs it beside it")
         for suffix in self.suffixes:
             if not suffix.startswith("."):
                 raise ConfigError(f"data.suffixes: {suffix!r} does not start with a dot")
@@ -144,6 +152,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Checks what no single field can."""
+        self._check_finite()
         if self.schedule.max_tokens is None and self.schedule.max_minutes is None:
             raise ConfigError("schedule: set max_tokens, max_minutes or both")
         if not 0.0 <= self.schedule.decay_fraction <= 1.0:
@@ -159,6 +168,7 @@ class TrainConfig:
             ("run.num_kept_checkpoints", self.run.num_kept_checkpoints),
             ("run.num_workers", self.run.num_workers),
             ("run.export_every_tokens", self.run.export_every_tokens),
+            ("schedule.max_tokens", self.schedule.max_tokens),
         ):
             if value is not None and value < 1:
                 raise ConfigError(f"{name}: {value} is not at least 1")
@@ -167,7 +177,33 @@ class TrainConfig:
                 f"run.num_workers: {self.run.num_workers} cannot share {self.data.batch_size} "
                 "windows (data.batch_size) evenly"
             )
+        if self.data.sequence_length <= self.loss.num_depths:
+            raise ConfigError(
+                f"data.sequence_length: {self.data.sequence_length} is not above "
+                f"{self.loss.num_depths}, the depths of loss.depth_weights"
+            )
         self._check_not_negative()
+        self._check_ranges()
+
+    def _check_finite(self) -> None:
+        for table in dataclasses.fields(self):
+            for name, value in vars(getattr(self, table.name)).items():
+                for number in value if isinstance(value, tuple) else (value,):
+                    if isinstance(number, float) and not math.isfinite(number):
+                        raise ConfigError(f"{table.name}.{name}: {number} is not a finite number")
+
+    def _check_ranges(self) -> None:
+        for name, value in (
+            ("optimizer.max_grad_norm", self.optimizer.max_grad_norm),
+            ("schedule.max_minutes", self.schedule.max_minutes),
+        ):
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name}: {value} is not above 0")
+        for beta in self.optimizer.betas:
+            if not 0.0 <= beta < 1.0:
+                raise ConfigError(f"optimizer.betas: {beta} is not at least 0 and below 1")
+        if self.run.seed > _MAX_SEED:
+            raise ConfigError(f"run.seed: {self.run.seed} is above {_MAX_SEED}")
 
     def _check_not_negative(self) -> None:
         for name, value in (
@@ -176,15 +212,12 @@ class TrainConfig:
             ("loss.index_weight", self.loss.index_weight),
             ("optimizer.learning_rate", self.optimizer.learning_rate),
             ("optimizer.weight_decay", self.optimizer.weight_decay),
-            ("optimizer.max_grad_norm", self.optimizer.max_grad_norm),
             ("run.checkpoint_every_minutes", self.run.checkpoint_every_minutes),
-            ("schedule.max_tokens", self.schedule.max_tokens),
-            ("schedule.max_minutes", self.schedule.max_minutes),
+            ("run.seed", self.run.seed),
             ("schedule.warmup_steps", self.schedule.warmup_steps),
             ("schedule.final_fraction", self.schedule.final_fraction),
         ):
-            # Written so that a NaN is refused as well.
-            if value is not None and not value >= 0:
+            if value < 0:
                 raise ConfigError(f"{name}: {value} is not at least 0")
 
     @classmethod
@@ -243,7 +276,10 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if hint is Path and isinstance(value, str):
         return Path(value)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{where}: an integer too large for a number") from None
     if not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool):
         raise ConfigError(f"{where}: {value!r} is not of type {hint.__name__}")
     return value

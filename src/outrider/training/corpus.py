@@ -117,7 +117,7 @@ def load_documents(config: DataConfig) -> tuple[list[Document], list[Document]]:
     Raises:
         OutriderError: nothing to read, or something that cannot be read, see `read_documents`.
     """
-    if not config.train:
+    if config.train is None or config.held_out is None:
         return collect_documents(), collect_documents(held_out=True)
     held_out = read_documents("data.held_out", config.held_out, config.suffixes)
     held_out_texts = {document.text for document in held_out}
