@@ -5,11 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from outrider.errors import OutriderError
 from outrider.training.config import DataConfig
 from outrider.training.corpus import (
+    END_OF_TEXT,
     HELD_OUT_MODULES,
     WindowSampler,
     collect_documents,
@@ -19,13 +20,15 @@ from outrider.training.corpus import (
     pack,
 )
 from outrider.training.documents import Document
+from outrider.training.evaluation import evaluation_windows
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
 
 
 def test_documents_follow_each_other_with_one_separator() -> None:
-    assert pack([[5, 6], [], [7]], end_of_text=0).tolist() == [5, 6, 0, 0, 7, 0]
-    assert pack([[4095]], end_of_text=0).dtype == np.uint16
+    packed = pack([[5, 6], [], [7]], end_of_text=0, max_id=7)
+    assert packed.tolist() == [5, 6, 0, 0, 7, 0]
+    assert packed.dtype == np.uint16
 
 
 def test_encoded_documents_report_bytes_and_decode_to_their_texts() -> None:
@@ -46,6 +49,24 @@ def test_a_missing_or_broken_tokenizer_is_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(OutriderError, match=r"tokenizer\.json: no valid tokenizer"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("max_id", "dtype"), [(65_535, np.uint16), (65_536, np.uint32), (151_935, np.uint32)]
+)
+def test_ids_are_as_wide_as_the_vocabulary_needs(max_id: int, dtype: type[np.generic]) -> None:
+    vocab = {END_OF_TEXT: 0, **{f"word{number}": number for number in range(1, max_id)}}
+    # An id apart from the others: there is one entry less than ids would be.
+    del vocab["word9"]
+    tokenizer = Tokenizer(models.WordLevel({**vocab, "last": max_id}, unk_token=END_OF_TEXT))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    documents = [Document("a", "word1 last"), Document("b", f"last word{max_id - 1}")]
+    tokens = encode_documents(tokenizer, documents)
+    assert tokens.token_ids.dtype == dtype
+    assert tokens.token_ids.tolist() == [1, max_id, 0, max_id, max_id - 1, 0]
+    sampler = WindowSampler(tokens.token_ids, window_size=2, batch_size=2, seed=0)
+    assert max_id in sampler.batch(0)
+    assert evaluation_windows(tokens, 2, 1).tolist() == [[1, max_id, 0, max_id]]
 
 
 def test_held_out_modules_are_whole_and_apart() -> None:

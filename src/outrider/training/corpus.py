@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 
+# As narrow as the ids of the tokenizer allow.
+TokenIds = npt.NDArray[np.unsignedinteger]
+
 # Evaluation text and prompts come from these files; neither the tokenizer nor the model sees them
 # in training.
 HELD_OUT_MODULES = frozenset(
@@ -98,7 +101,7 @@ _SKIPPED_PREFIXES = ("_sysconfigdata", "__phello__", "config-")
 class TokenArray:
     """Packed documents."""
 
-    token_ids: npt.NDArray[np.uint16]  # [N], every document followed by one end-of-text id
+    token_ids: TokenIds  # [N], every document followed by one end-of-text id
     num_bytes: int  # UTF-8 bytes of the documents' texts, without the separators
     num_documents: int
     bytes_per_id: npt.NDArray[np.int64]  # [V], UTF-8 bytes that an id spells, 0 a special one
@@ -159,17 +162,15 @@ def load_tokenizer(model_dir: Path) -> tokenizers.Tokenizer:
 def encode_documents(tokenizer: tokenizers.Tokenizer, documents: Iterable[Document]) -> TokenArray:
     """Encodes and packs documents in the order given, an end-of-text id after each."""
     texts = [document.text for document in documents]
-    if tokenizer.get_vocab_size() > np.iinfo(np.uint16).max + 1:
-        raise OutriderError(
-            f"a vocabulary of {tokenizer.get_vocab_size()} entries does not fit 16 bits an id"
-        )
     end_of_text = tokenizer.token_to_id(END_OF_TEXT)
     if end_of_text is None:
         raise OutriderError(f"the tokenizer has no {END_OF_TEXT} entry")
     speller = Tokenizer(tokenizer)
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     return TokenArray(
-        token_ids=pack([encoding.ids for encoding in encodings], end_of_text),
+        token_ids=pack(
+            [encoding.ids for encoding in encodings], end_of_text, speller.num_tokens - 1
+        ),
         num_bytes=sum(len(text.encode()) for text in texts),
         num_documents=len(texts),
         bytes_per_id=np.array(
@@ -178,10 +179,17 @@ def encode_documents(tokenizer: tokenizers.Tokenizer, documents: Iterable[Docume
     )
 
 
-def pack(documents: Iterable[list[int]], end_of_text: int) -> npt.NDArray[np.uint16]:
-    """Concatenates documents, an end-of-text id after each: [a, b], [c] gives [a, b, e, c, e]."""
-    parts = [np.asarray([*ids, end_of_text], dtype=np.uint16) for ids in documents]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.uint16)
+def pack(documents: Iterable[list[int]], end_of_text: int, max_id: int) -> TokenIds:
+    """Concatenates documents, an end-of-text id after each: [a, b], [c] gives [a, b, e, c, e].
+
+    Args:
+        documents: ids of each.
+        end_of_text: its id.
+        max_id: of the tokenizer; where 16 bits do not hold it, each id takes 32.
+    """
+    dtype: type[np.unsignedinteger] = np.uint16 if max_id <= np.iinfo(np.uint16).max else np.uint32
+    parts = [np.asarray([*ids, end_of_text], dtype=dtype) for ids in documents]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
 
 
 class WindowSampler:
@@ -192,12 +200,12 @@ class WindowSampler:
     """
 
     def __init__(
-        self, token_ids: npt.NDArray[np.uint16], *, window_size: int, batch_size: int, seed: int
+        self, token_ids: TokenIds, *, window_size: int, batch_size: int, seed: int
     ) -> None:
         """Checks that one epoch holds at least one batch.
 
         Args:
-            token_ids: [N] uint16.
+            token_ids: [N] uint16 or uint32.
             window_size: ids in a window, inputs and targets together.
             batch_size: windows in a step.
             seed: decides offsets and order.
