@@ -112,3 +112,26 @@ def test_a_damaged_archive_is_named(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"no archive")
         with pytest.raises(OutriderError, match=rf"{name}: cannot be read"):
             declared_licence(tmp_path / name, source("wheel"))
+    whole = tar(tmp_path, "a-1.0", {"a/b.py": "b", "PKG-INFO": "License: MIT\n\n"})
+    whole.write_bytes(whole.read_bytes()[:90])
+    with pytest.raises(OutriderError, match=r"a-1\.0\.tar\.gz: cannot be read \(.*ended before"):
+        declared_licence(whole, source("sdist"))
+    whole = wheel(tmp_path, "License: MIT")
+    whole.write_bytes(whole.read_bytes().replace(b"License: MIT", b"License: ISC"))
+    with pytest.raises(OutriderError, match=r"any\.whl: cannot be read \(Bad CRC"):
+        declared_licence(whole, source("wheel"))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"index.js": ""}, "has no package.json"),
+        ({"package.json": "{"}, "package.json: no valid JSON object"),
+        ({"package.json": "[]"}, "package.json: no valid JSON object"),
+    ],
+)
+def test_a_package_without_metadata_is_named(
+    tmp_path: Path, files: dict[str, str], message: str
+) -> None:
+    with pytest.raises(OutriderError, match=rf"a-1\.0\.tar\.gz: {message}"):
+        declared_licence(tar(tmp_path, "package", files), source("npm"))

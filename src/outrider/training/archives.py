@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import email
 import json
+import lzma
 import subprocess
 import sys
 import tarfile
 import zipfile
+import zlib
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from outrider.errors import OutriderError
@@ -25,6 +28,15 @@ if TYPE_CHECKING:
 
 # A licence field longer than this holds the whole text.
 _MAX_LICENCE_NAME = 40
+# What the readers raise where an archive is cut short or damaged, some of it within a member.
+_DAMAGES = (
+    OSError,
+    EOFError,
+    zlib.error,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    tarfile.TarError,
+)
 
 
 def fetch(source: Source, folder: Path) -> Path:
@@ -51,7 +63,7 @@ def declared_licence(archive: Path, source: Source) -> str:
     """Returns what the distribution's own metadata calls its licence; "" where it does not say."""
     with _open(archive) as members:
         if source.kind == "npm":
-            return str(json.loads(members.read("package.json")).get("license", ""))
+            return _npm_licence(archive, members)
         names = [path for path in members.paths if path.endswith(".dist-info/METADATA")]
         if not names and "PKG-INFO" in members.paths:
             names = ["PKG-INFO"]
@@ -66,6 +78,18 @@ def declared_licence(archive: Path, source: Source) -> str:
     return "; ".join(
         str(line).rpartition(" :: ")[2] for line in classifiers if str(line).startswith("License")
     )
+
+
+def _npm_licence(archive: Path, members: _Members) -> str:
+    if "package.json" not in members.paths:
+        raise OutriderError(f"{archive}: has no package.json")
+    try:
+        metadata = json.loads(members.read("package.json"))
+    except (ValueError, RecursionError):
+        metadata = None
+    if not isinstance(metadata, dict):
+        raise OutriderError(f"{archive}: package.json: no valid JSON object")
+    return str(metadata.get("license", ""))
 
 
 def _command(source: Source, target: Path) -> list[str]:
@@ -106,12 +130,6 @@ class _Members:
             names = [member.name for member in archive.getmembers() if member.isfile()]
             self.paths = {name.partition("/")[2]: name for name in names}
 
-    def __enter__(self) -> _Members:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._archive.close()
-
     def read(self, path: str) -> bytes:
         name = self.paths[path]
         if isinstance(self._archive, zipfile.ZipFile):
@@ -121,10 +139,11 @@ class _Members:
         return file.read()
 
 
-def _open(archive: Path) -> _Members:
+@contextmanager
+def _open(archive: Path) -> Iterator[_Members]:
     try:
-        if archive.suffix in (".whl", ".zip"):
-            return _Members(zipfile.ZipFile(archive))
-        return _Members(tarfile.open(archive))
-    except (OSError, zipfile.BadZipFile, tarfile.TarError) as error:
+        is_zip = archive.suffix in (".whl", ".zip")
+        with zipfile.ZipFile(archive) if is_zip else tarfile.open(archive) as file:
+            yield _Members(file)
+    except _DAMAGES as error:
         raise OutriderError(f"{archive}: cannot be read ({error})") from error
