@@ -23,6 +23,19 @@ class EngineDeadError(RuntimeError):
     """The engine behind an `AsyncLLM` has ended, by an error or because it was shut down."""
 
 
+def error_line(error: OutriderError | OSError, output: object = "the output") -> str:
+    """What a program says of an error before it ends.
+
+    Args:
+        error: a user's, or the system's.
+        output: what the program writes; named where the system names no file, as for a full disk.
+    """
+    message = str(error)
+    if isinstance(error, OSError):
+        message = f"{error.filename or output}: {error.strerror or error}"
+    return f"error: {' '.join(message.split())}\n"
+
+
 def shown(value: object) -> str:
     """What a user gave, as part of an error line: its repr, cut to 80 characters."""
     try:

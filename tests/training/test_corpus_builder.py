@@ -172,10 +172,37 @@ def test_licences_are_compared(licence: str, declared: str, agrees: bool) -> Non
             check_licence(source, declared)
 
 
-def test_a_mistake_ends_with_exit_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+RECIPE = """\
+[[source]]
+name = "a"
+kind = "wheel"
+licence = "MIT"
+suite = "code"
+version = "1.0"
+include = ["*.py"]
+"""
+
+
+def test_what_cannot_be_built_is_told_in_one_line(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["corpus_builder", str(tmp_path), "--recipe", str(tmp_path / "absent.toml")]
-    monkeypatch.setattr("sys.argv", arguments)
-    assert corpus_builder.main() == 2
-    assert "absent.toml: cannot be read" in caplog.text
+    def fails(output_dir: Path) -> str:
+        assert corpus_builder.main([str(output_dir), "--recipe", str(recipe)]) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("error: ")
+        assert told.count("\n") == 1
+        return told
+
+    recipe = tmp_path / "recipe.toml"
+    assert "recipe.toml: cannot be read" in fails(tmp_path)
+    recipe.write_text(RECIPE)
+    (tmp_path / "file").touch()
+    assert f"{tmp_path}/file/packages/wheel/a-1.0: Not a directory" in fails(tmp_path / "file")
+
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "packages").symlink_to(cache)
+    monkeypatch.setattr(corpus_builder, "write_json_lines", no_space)
+    assert fails(tmp_path / "out") == f"error: {tmp_path}/out: No space left on device\n"

@@ -162,7 +162,10 @@ def test_what_cannot_be_cut_is_told_in_one_line(
 ) -> None:
     def fails(*arguments: object) -> str:
         assert main([str(argument) for argument in arguments]) == 2
-        return capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert told.startswith("error: ")
+        assert told.count("\n") == 1
+        return told
 
     workload = ("--workload", tmp_path / "w.jsonl")
     with pytest.raises(SystemExit, match="2"):
@@ -172,10 +175,45 @@ def test_what_cannot_be_cut_is_told_in_one_line(
     assert "train.jsonl" in fails(BUNDLED, "--corpus", tmp_path, *workload)
     documents = [Document("a.rst", "A line.\n" * 99)]
     write_json_lines(tmp_path / "train.jsonl", documents)
-    told = fails(BUNDLED, "--corpus", tmp_path, "--workload", tmp_path / "absent" / "w.jsonl")
-    assert told.startswith("error: ")
-    assert "absent" in told
+    absent = tmp_path / "absent" / "w.jsonl"
+    told = fails(BUNDLED, "--corpus", tmp_path, "--workload", absent)
+    assert told == f"error: {absent}: No such file or directory\n"
+
+
+ENTRY = {"suite": "code", "name": "a", "version": "1", "licence": "MIT", "held_out": ["a.py"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "no valid JSON at line 1"),
+        ("[]", "must hold a JSON object, got list"),
+        ("{}", "'sources' is missing"),
+        ('{"sources": 3}', "not what a corpus has: 'int' object is not iterable"),
+        ('{"sources": ["a"]}', "not what a corpus has: string indices"),
+        (json.dumps({"sources": [{**ENTRY, "suite": "verse"}]}), "'verse' is missing, or unknown"),
+        (json.dumps({"sources": [{"suite": "code", "held_out": ["a.py"]}]}), "'name' is missing"),
+    ],
+)
+def test_a_corpus_of_unknown_origin_is_not_cut(
+    tmp_path: Path, text: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(BUNDLED / "tokenizer.json", tmp_path)
+    page = "".join(f"A line of the page, number {i}.\n" for i in range(90))
+    write_json_lines(
+        tmp_path / "held_out_code.jsonl",
+        [Document("a.py", collect_documents(held_out=True)[0].text)],
+    )
+    for suite in ("prose", "json"):
+        write_json_lines(tmp_path / f"held_out_{suite}.jsonl", [Document("a", page)])
+    if text is not None:
+        (tmp_path / "provenance.json").write_text(text)
+    assert main([str(tmp_path), "--corpus", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {tmp_path}/provenance.json: {message}")
     assert told.count("\n") == 1
+    assert not (tmp_path / SUITES_FOLDER).exists()
 
 
 def test_every_suite_says_where_it_is_from() -> None:

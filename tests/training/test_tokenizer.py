@@ -8,12 +8,15 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
+from outrider.training import tokenizer as tokenizer_module
 from outrider.training.corpus import collect_documents
+from outrider.training.documents import Document
 from outrider.training.tokenizer import (
     CHAT_TEMPLATE,
     MARKER_TOKENS,
     SPECIAL_TOKENS,
     VOCAB_SIZE,
+    main,
     save_tokenizer,
     train_tokenizer,
 )
@@ -81,6 +84,21 @@ def test_bundled_files_are_what_the_script_writes(tokenizer: Tokenizer, tmp_path
     save_tokenizer(tokenizer, tmp_path)
     for path in tmp_path.iterdir():
         assert path.read_bytes() == (BUNDLED / path.name).read_bytes()
+
+
+def test_what_cannot_be_written_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tokenizer_module, "collect_documents", lambda: [Document("a.py", "pass")])
+    assert main([str(tmp_path / "out")]) == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"tokenizer.json", "tokenizer_config.json", "generation_config.json"}
+    taken = tmp_path / "out" / "tokenizer.json"
+    assert main([str(taken)]) == 2
+    assert capsys.readouterr().err == f"error: {taken}: File exists\n"
+    (tmp_path / "other" / "tokenizer.json").mkdir(parents=True)
+    assert main([str(tmp_path / "other")]) == 2
+    assert capsys.readouterr().err == f"error: {tmp_path}/other/tokenizer.json: Is a directory\n"
 
 
 def test_chat_template_renders_roles_thinking_and_tools() -> None:

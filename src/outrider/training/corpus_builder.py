@@ -16,16 +16,19 @@ import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, error_line
 from outrider.training.archives import declared_licence, fetch, read_members
 from outrider.training.corpus import collect_documents
 from outrider.training.documents import Document, write_json_lines
 from outrider.training.near_duplicates import PassageIndex, passages
-from outrider.training.prompts import TRAIN_FILE, places_to_cut
+from outrider.training.prompts import PROVENANCE_FILE, TRAIN_FILE, places_to_cut
 from outrider.training.recipe import PERMISSIVE_LICENCES, STDLIB, SUITES, Recipe, Source
 from outrider.training.text_checks import objection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +200,7 @@ def write(portions: list[Portion], output_dir: Path) -> dict[str, Any]:
         write_json_lines(output_dir / f"held_out_{suite}.jsonl", held_out)
     content = provenance(portions)
     text = json.dumps(content, indent=2) + "\n"
-    (output_dir / "provenance.json").write_text(text, encoding="utf-8")
+    (output_dir / PROVENANCE_FILE).write_text(text, encoding="utf-8")
     return content
 
 
@@ -249,19 +252,23 @@ def _size(candidates: list[Candidate]) -> dict[str, int]:
     }
 
 
-def main() -> int:
-    """Builds the corpus and prints its size; returns the exit code."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Builds the corpus and prints its size; returns the exit code.
+
+    Args:
+        arguments: of the command line; None is those of the process.
+    """
+    parser = argparse.ArgumentParser(description="Builds the corpus and prints its size.")
     parser.add_argument("output_dir", type=Path)
     parser.add_argument("--recipe", type=Path, default=RECIPE)
-    arguments = parser.parse_args()
+    given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
-        recipe = Recipe.from_toml(arguments.recipe)
-        portions = build(recipe, arguments.output_dir / "packages")
-        content = write(portions, arguments.output_dir)
-    except OutriderError as error:
-        logger.error("%s", error)
+        recipe = Recipe.from_toml(given.recipe)
+        portions = build(recipe, given.output_dir / "packages")
+        content = write(portions, given.output_dir)
+    except (OSError, OutriderError) as error:
+        sys.stderr.write(error_line(error, given.output_dir))
         return 2
     logger.info("%s", json.dumps(content["suites"]))
     return 0

@@ -15,11 +15,12 @@ import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, error_line
+from outrider.json_file import read_json_object
 from outrider.training.corpus import collect_documents, load_tokenizer
 from outrider.training.documents import read_documents
 
@@ -34,6 +35,7 @@ AnyPrompt = TypeVar("AnyPrompt")
 
 PROMPTS_FILE = "prompts.jsonl"
 TRAIN_FILE = "train.jsonl"  # of a corpus
+PROVENANCE_FILE = "provenance.json"
 MIN_TOKENS = 64
 MAX_TOKENS = 200
 _MAX_PER_MODULE = 6
@@ -156,8 +158,7 @@ def write_prompts(path: Path, prompts: list[Prompt]) -> None:
 
 def write_suites(tokenizer: tokenizers.Tokenizer, corpus_dir: Path, output_dir: Path) -> None:
     """Cuts the suites from the held-out files of a corpus, and writes where they are from."""
-    output_dir.mkdir(parents=True, exist_ok=True)
-    used: dict[str, set[str]] = {}
+    cut: dict[str, list[Prompt]] = {}
     for suite, max_prompts in _MAX_PROMPTS.items():
         path = corpus_dir / f"held_out_{suite}.jsonl"
         prompts = make_prompts(
@@ -167,11 +168,12 @@ def write_suites(tokenizer: tokenizers.Tokenizer, corpus_dir: Path, output_dir: 
             max_per_document=MAX_PER_DOCUMENT,
         )
         # Of fewer prompts than there are, the files still come from every package.
-        prompts = spread_evenly(prompts, max_prompts)
+        cut[suite] = spread_evenly(prompts, max_prompts)
+    page = _origins(corpus_dir / PROVENANCE_FILE, cut)
+    output_dir.mkdir(parents=True, exist_ok=True)
+    for suite, prompts in cut.items():
         write_prompts(output_dir / f"{suite}.jsonl", prompts)
-        used[suite] = {prompt.source for prompt in prompts}
-    provenance = json.loads((corpus_dir / "provenance.json").read_text(encoding="utf-8"))
-    (output_dir / "README.md").write_text(_origins(provenance, used), encoding="utf-8")
+    (output_dir / "README.md").write_text(page, encoding="utf-8")
 
 
 def write_workload(
@@ -207,14 +209,26 @@ def spread_evenly(prompts: Sequence[AnyPrompt], max_prompts: int) -> list[AnyPro
     return [prompts[i * num_prompts // max_prompts] for i in range(max_prompts)]
 
 
-def _origins(provenance: dict[str, Any], used: dict[str, set[str]]) -> str:
-    """Returns a page that names package, version and licence of every excerpt."""
+def _origins(path: Path, cut: dict[str, list[Prompt]]) -> str:
+    """Returns a page that names package, version and licence of every excerpt.
+
+    Args:
+        path: of the corpus's provenance.
+        cut: the prompts of each suite.
+    """
+    provenance = read_json_object(path)
+    used = {suite: {prompt.source for prompt in prompts} for suite, prompts in cut.items()}
     rows = []
-    for entry in provenance["sources"]:
-        num_files = len(used[entry["suite"]].intersection(entry["held_out"]))
-        if num_files:
-            package = f"{entry['name']} {entry['version']}"
-            rows.append(f"| {entry['suite']} | {package} | {entry['licence']} | {num_files} |")
+    try:
+        for entry in provenance["sources"]:
+            num_files = len(used[entry["suite"]].intersection(entry["held_out"]))
+            if num_files:
+                package = f"{entry['name']} {entry['version']}"
+                rows.append(f"| {entry['suite']} | {package} | {entry['licence']} | {num_files} |")
+    except KeyError as error:
+        raise OutriderError(f"{path}: {error} is missing, or unknown as a suite") from None
+    except TypeError as error:
+        raise OutriderError(f"{path}: not what a corpus has: {error}") from None
     return _ORIGINS + "\n".join(rows) + "\n"
 
 
@@ -241,7 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             write_suites(tokenizer, given.corpus, given.folder / SUITES_FOLDER)
     except (OSError, OutriderError) as error:
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(error_line(error, given.workload or given.folder))
         return 2
     return 0
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from outrider.errors import OutriderError, error_line
 from outrider.training.corpus import END_OF_TEXT, collect_documents
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 VOCAB_SIZE = 4096
 # Ids 0, 1, ... in this order.
@@ -160,7 +162,8 @@ def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int = 4096) -> None:
     """Writes tokenizer.json, tokenizer_config.json and generation_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    # Not by its own `save`, whose errors are not the system's.
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     for name, content in (
         ("tokenizer_config.json", tokenizer_config(tokenizer, max_length)),
         ("generation_config.json", generation_config(tokenizer)),
@@ -168,14 +171,25 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_length: int = 4096) -
         (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """Trains on the standard library and writes the files."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains on the standard library and writes the files; returns the exit code.
+
+    Args:
+        arguments: of the command line; None is those of the process.
+    """
+    parser = argparse.ArgumentParser(
+        description="Trains on the standard library and writes the files."
+    )
     parser.add_argument("output_dir", type=Path)
-    arguments = parser.parse_args()
-    tokenizer = train_tokenizer(document.text for document in collect_documents())
-    save_tokenizer(tokenizer, arguments.output_dir)
+    given = parser.parse_args(arguments)
+    try:
+        tokenizer = train_tokenizer(document.text for document in collect_documents())
+        save_tokenizer(tokenizer, given.output_dir)
+    except (OSError, OutriderError) as error:
+        sys.stderr.write(error_line(error, given.output_dir))
+        return 2
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 
-from outrider.errors import OutriderError
+from outrider.errors import OutriderError, error_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -74,9 +74,9 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
         sys.stdout.flush()
         return int(code or 0)
     except OutriderError as error:
-        return _fail(str(error))
+        return _fail(error)
     except typer.TyperException as error:
-        return _fail(error.format_message())
+        return _fail(OutriderError(error.format_message()))
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
@@ -86,11 +86,11 @@ def run(app: typer.Typer, name: str, arguments: Sequence[str] | None = None) -> 
     except OSError as error:
         # A full disk, most often.
         _drop_output()
-        return _fail(f"{error.filename or 'the output'}: {error.strerror or error}")
+        return _fail(error)
 
 
-def _fail(message: str) -> int:
-    sys.stderr.write(f"error: {' '.join(message.split())}\n")
+def _fail(error: OutriderError | OSError) -> int:
+    sys.stderr.write(error_line(error))
     return EXIT_ERROR
 
 
