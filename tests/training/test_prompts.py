@@ -95,6 +95,14 @@ def test_other_text_is_cut_in_the_middle_of_its_halves() -> None:
     assert 62 <= second <= 88
 
 
+def test_python_of_another_version_is_not_cut() -> None:
+    body = "".join(f"    line{number} = {number}\n" for number in range(9))
+    # An escape that Python warns of is no other version.
+    assert places_to_cut(f"def f():\n{body}    return '\\d'\n", "code") == [(1, 10)]
+    assert places_to_cut(f"def f():\n{body}    print line1\n", "code") == []
+    assert places_to_cut(f"def f():\n{body}    '\0'\n", "code") == []
+
+
 def test_suites_are_cut_from_the_held_out_files_of_a_corpus(tmp_path: Path) -> None:
     shutil.copy(BUNDLED / "tokenizer.json", tmp_path)
     page = Document("page.rst", "".join(f"A line about the number {i}.\n" for i in range(90)))

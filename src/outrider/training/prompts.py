@@ -23,6 +23,7 @@ from outrider.errors import OutriderError, error_line
 from outrider.json_file import read_json_object
 from outrider.training.corpus import collect_documents, load_tokenizer
 from outrider.training.documents import read_documents
+from outrider.training.text_checks import parse_python
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -117,9 +118,13 @@ def places_to_cut(text: str, suite: str) -> list[tuple[int, int]]:
 
 
 def _functions(text: str) -> list[tuple[int, int]]:
-    """Returns first and last line, 0-based and inclusive, of every body that is long enough."""
-    spans = []
-    for node in ast.walk(ast.parse(text)):
+    """Returns first and last line, 0-based and inclusive, of every body that is long enough.
+
+    A text that is Python of another version has none, so that no prompt is cut from it.
+    """
+    spans: list[tuple[int, int]] = []
+    tree = parse_python(text)
+    for node in () if tree is None else ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             first, last = node.body[0].lineno - 1, node.end_lineno - 1
             if last - first + 1 >= _MIN_FUNCTION_LINES:

@@ -54,21 +54,21 @@ def objection(text: str, suite: str) -> str | None:
     if suite == "code":
         if sum(map(bool, map(_TABLE_LINE.match, lines))) > _MAX_TABLE_SHARE * len(lines):
             return "table"
-        return None if _is_python(text) else "no Python"
+        return "no Python" if parse_python(text) is None else None
     if suite == "json" and not _is_json(text):
         return "no JSON"
     return None
 
 
-def _is_python(text: str) -> bool:
+def parse_python(text: str) -> ast.Module | None:
+    """Returns the tree of a text, or None where it is no Python of the running version."""
     try:
         with warnings.catch_warnings():
             # Of the other project's string escapes.
             warnings.simplefilter("ignore")
-            ast.parse(text)
+            return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
-        return False
-    return True
+        return None
 
 
 def _is_json(text: str) -> bool:
