@@ -1,6 +1,8 @@
 """`HeadTuning`: a copy of the checkpoint whose head drafts better, and whose trunk is the same."""
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.config import HeadTuningConfig
+from outrider.entrypoints import head_tuning as head_tuning_module
 from outrider.entrypoints.head_tuning import (
     REPORT_FILE,
     HeadTuning,
@@ -21,7 +24,7 @@ from outrider.entrypoints.head_tuning import (
 from outrider.entrypoints.llm import LLM
 from outrider.errors import CheckpointError, ConfigError, OutriderError, RequestError
 from outrider.models.qwen4_exp.checkpoint_names import is_mtp_tensor
-from outrider.models.qwen4_exp.weights import save_checkpoint
+from outrider.models.qwen4_exp.weights import load_model, save_checkpoint
 from outrider.ops import native
 from outrider.sampling_params import SamplingParams
 from outrider.training import head_tuner
@@ -216,6 +219,32 @@ def test_only_generated_text_of_the_tuned_prompts_is_trained_on(
     sampled = [tuple(text.token_ids) for text in texts[len(tuned) :]]
     assert len(set(sampled)) > len(tuned), "two samples of a prompt are two texts"
     assert config == tune_config(plan, 3)
+
+
+def test_the_engine_is_gone_before_the_head_is_tuned(
+    blurred_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[weakref.ref[Any]] = []
+    alive_at_load: list[list[object]] = []
+
+    class Spy(LLM):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            held.extend([weakref.ref(self.llm_engine), weakref.ref(self.llm_engine.model)])
+
+    def load(*arguments: Any, **options: Any) -> Any:
+        alive_at_load.append([one() for one in held])
+        return load_model(*arguments, **options)
+
+    monkeypatch.setattr(head_tuning_module, "LLM", Spy)
+    monkeypatch.setattr(head_tuning_module, "load_model", load)
+    run = head_tuning(blurred_dir, tmp_path / "out", plan=replace(PLAN, num_epochs=1, max_tokens=4))
+    gc.disable()
+    try:
+        run.run()
+    finally:
+        gc.enable()
+    assert alive_at_load == [[None, None]]
 
 
 def test_a_plan_reaches_the_training() -> None:

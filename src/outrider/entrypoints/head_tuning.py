@@ -232,11 +232,11 @@ class HeadTuning:
             for number, (_, temperature) in enumerate(jobs)
         ]
         finished = count(1)
-        run = DecodeRun(
-            llm.llm_engine,
-            on_finish=lambda _: self.on_progress(
-                "writing", next(finished) / len(jobs), f"{run.metrics.num_emitted_tokens:,} tokens"
-            ),
+        run = DecodeRun(llm.llm_engine)
+        metrics = run.metrics
+        # A function that held the run would be a circle, and the engine would outlive its last use.
+        run.on_finish = lambda _: self.on_progress(
+            "writing", next(finished) / len(jobs), f"{metrics.num_emitted_tokens:,} tokens"
         )
         results = run.run([prompt for prompt, _ in jobs], params)
         texts = []
