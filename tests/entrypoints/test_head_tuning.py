@@ -2,6 +2,8 @@
 
 import gc
 import json
+import os
+import tempfile
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +29,7 @@ from outrider.models.qwen4_exp.checkpoint_names import is_mtp_tensor
 from outrider.models.qwen4_exp.weights import load_model, save_checkpoint
 from outrider.ops import native
 from outrider.sampling_params import SamplingParams
-from outrider.training import head_tuner
+from outrider.training import head_file, head_tuner
 from outrider.training.head_tuner import HeadTuner
 from tests.models.tiny_checkpoint import edit_tensors
 from tests.ops.sequence_form import HAS_COMPILER
@@ -43,6 +45,7 @@ PLAN = HeadTuningConfig(
     learning_rate=1e-2,
     seed=3,
 )
+QUICK_PLAN = replace(PLAN, num_epochs=1, max_tokens=4)
 PROMPTS = [
     {"prompt_token_ids": ids} for ids in random_prompts([9, 12, 7, 10, 8, 11, 9, 13, 8, 10, 9, 7])
 ]
@@ -238,13 +241,49 @@ def test_the_engine_is_gone_before_the_head_is_tuned(
 
     monkeypatch.setattr(head_tuning_module, "LLM", Spy)
     monkeypatch.setattr(head_tuning_module, "load_model", load)
-    run = head_tuning(blurred_dir, tmp_path / "out", plan=replace(PLAN, num_epochs=1, max_tokens=4))
+    run = head_tuning(blurred_dir, tmp_path / "out", plan=QUICK_PLAN)
     gc.disable()
     try:
         run.run()
     finally:
         gc.enable()
     assert alive_at_load == [[None, None]]
+
+
+def test_the_working_folder_may_be_the_output(
+    blurred_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here", "temporary"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    monkeypatch.chdir(tmp_path / "here")
+    head_tuning(blurred_dir, Path(), plan=QUICK_PLAN).run()
+    names = {path.name for path in blurred_dir.iterdir()}
+    # As a shell in it sees it: the folder is the same one.
+    assert set(os.listdir()) == {*names, REPORT_FILE}
+    assert os.listdir(tmp_path / "temporary") == []
+
+
+def test_a_head_that_cannot_be_put_in_place_is_kept(
+    blurred_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(head_file, "_write_weights", no_space)
+    with pytest.raises(
+        CheckpointError, match=r"out: .*No space left on device; the tuned"
+    ) as error:
+        head_tuning(blurred_dir, tmp_path / "out", plan=QUICK_PLAN).run()
+    kept = Path(str(error.value).partition("the tuned head is kept as ")[2])
+    assert not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    head_file.stitch_head(blurred_dir, kept, tmp_path / "out")
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (blurred_dir, tmp_path / "out")
+    )
+    assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_plan_reaches_the_training() -> None:
@@ -282,6 +321,8 @@ def test_what_cannot_work_is_told_before_anything_is_loaded(
         head_tuning(own_model_dir, taken)
     with pytest.raises(CheckpointError, match="own: exists and is not empty"):
         head_tuning(own_model_dir, own_model_dir)
+    with pytest.raises(CheckpointError, match="taken/file/new: cannot be written: Not a directory"):
+        head_tuning(own_model_dir, taken / "file" / "new")
     ngram = {"speculative_config": {"method": "ngram"}}
     with pytest.raises(ConfigError, match=r'speculative_config\.method must be "mtp"'):
         head_tuning(own_model_dir, tmp_path / "new", engine_options=ngram)

@@ -13,7 +13,13 @@ from safetensors.torch import load_file, save_file
 from outrider.errors import CheckpointError
 from outrider.models.qwen4_exp.weights import has_mtp, load_model, save_checkpoint
 from outrider.training import head_file
-from outrider.training.head_file import check_same_trunk, extract_head, save_head, stitch_head
+from outrider.training.head_file import (
+    check_new_folder,
+    check_same_trunk,
+    extract_head,
+    save_head,
+    stitch_head,
+)
 from tests.models.tiny_checkpoint import (
     Tensors,
     edit_json,
@@ -87,7 +93,9 @@ def test_a_perturbed_head_goes_in_and_nothing_else_changes(
 def test_a_round_trip_without_a_change_is_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     extract_head(checkpoint, tmp_path / "head.safetensors")
     (tmp_path / "out").mkdir()  # an empty folder is as good as none
+    inode = (tmp_path / "out").stat().st_ino
     stitch_head(checkpoint, tmp_path / "head.safetensors", tmp_path / "out")
+    assert (tmp_path / "out").stat().st_ino == inode, "a shell in it sees the files"
     before, after = read_tensors(checkpoint), read_tensors(tmp_path / "out")
     assert {name: raw_bytes(tensor) for name, tensor in after.items()} == {
         name: raw_bytes(tensor) for name, tensor in before.items()
@@ -214,6 +222,18 @@ def test_a_folder_that_holds_something_is_refused(checkpoint: Path, tmp_path: Pa
     with pytest.raises(CheckpointError, match=r"out: exists and is not empty; name a new folder"):
         stitch_head(checkpoint, tmp_path / "head.safetensors", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["mine"]
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(CheckpointError, match=r"link: exists and is not empty"):
+        stitch_head(checkpoint, tmp_path / "head.safetensors", tmp_path / "link")
+
+
+def test_what_could_not_be_written_is_told_and_nothing_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file" / "new", tmp_path / "file" / "new" / "one"):
+        with pytest.raises(CheckpointError, match=r"new.*: cannot be written: Not a directory"):
+            check_new_folder(folder)
+    check_new_folder(tmp_path / "new" / "one")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(
@@ -223,14 +243,19 @@ def test_a_full_disk_leaves_nothing_behind(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     extract_head(checkpoint, tmp_path / "head.safetensors")
+    (tmp_path / "empty").mkdir()
 
     def no_space(tensors: Tensors, path: Path, metadata: object) -> None:
         path.touch()
         raise error
 
     monkeypatch.setattr(head_file, "save_file", no_space)
-    with pytest.raises(CheckpointError, match="out: the checkpoint could not be written: No space"):
-        stitch_head(checkpoint, tmp_path / "head.safetensors", tmp_path / "out")
+    for name in ("out", "empty"):
+        with pytest.raises(
+            CheckpointError, match=f"{name}: the checkpoint could not be written: No"
+        ):
+            stitch_head(checkpoint, tmp_path / "head.safetensors", tmp_path / name)
+    (tmp_path / "empty").rmdir()
     with pytest.raises(CheckpointError, match="the head could not be written: No space"):
         extract_head(checkpoint, tmp_path / "other.safetensors")
     assert {path.name for path in tmp_path.iterdir()} == {"model", "head.safetensors"}

@@ -7,7 +7,9 @@ nothing of their law. `training/` gets them as token ids and knows of no engine.
 from __future__ import annotations
 
 import json
+import os
 import random
+import shutil
 import tempfile
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -110,7 +112,8 @@ class HeadTuning:
         checkpoint: what is tuned; it is not changed.
         prompts: of whatever form the Python API takes.
         sources: what each prompt was cut from. No source is on both sides of the split.
-        output_dir: missing or empty; gets a copy of the checkpoint with the tuned head.
+        output_dir: missing or empty; gets a copy of the checkpoint with the tuned head. Made
+            absolute, its links followed.
         plan: how.
         engine_options: as for `LLM`, with a `speculative_config` that drafts with the head.
         on_progress: told the phase, the part of it that is done, and its latest figures.
@@ -134,6 +137,7 @@ class HeadTuning:
                 "compile: native kernels are for float32 on the CPU, got "
                 f"{config.dtype} on {config.device}"
             )
+        self.output_dir = Path(os.path.realpath(self.output_dir))
         check_new_folder(self.output_dir)
         if not has_mtp(self.checkpoint):
             raise CheckpointError(
@@ -256,10 +260,17 @@ class HeadTuning:
 
     def _save(self, model: Qwen4ExpForCausalLM) -> int:
         """Writes the output folder; returns how many tensors are those of the checkpoint."""
-        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
-            head_file = Path(folder) / "mtp.safetensors"
+        folder = Path(tempfile.mkdtemp(prefix="outrider-"))
+        head_file = folder / "mtp.safetensors"
+        try:
             save_head(model, head_file, head_dtype(self.checkpoint))
             stitch_head(self.checkpoint, head_file, self.output_dir)
+        except CheckpointError as error:
+            if head_file.exists():
+                raise CheckpointError(f"{error}; the tuned head is kept as {head_file}") from None
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shutil.rmtree(folder)
         return check_same_trunk(self.checkpoint, self.output_dir)
 
     def _write_report(self, report: HeadTuningReport) -> None:

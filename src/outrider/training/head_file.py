@@ -6,6 +6,7 @@ A head that was tuned reaches the engine this way, with the trunk's bytes as the
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -32,6 +33,7 @@ from outrider.models.qwen4_exp.checkpoint_names import (
 )
 from outrider.models.qwen4_exp.checkpoint_writer import flush_to_disk, give_ordinary_permissions
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+from outrider.models.qwen4_exp.config_file import CONFIG_NAME
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 
 if TYPE_CHECKING:
@@ -104,7 +106,8 @@ def stitch_head(model_dir: Path, head_file: Path, output_dir: Path) -> None:
         model_dir: the checkpoint, with a head that is replaced or with none.
         head_file: a safetensors file of `mtp.*` tensors that fit the checkpoint's config.json:
             each parameter of the head exactly once, in its shape, in whatever float dtype.
-        output_dir: missing or empty; it appears whole or not at all.
+        output_dir: missing or empty. A missing one appears whole or not at all; into an empty one
+            the files come at the end, config.json as the last.
 
     Raises:
         CheckpointError: the head does not fit, the folder is not empty, or a file could not be
@@ -114,15 +117,16 @@ def stitch_head(model_dir: Path, head_file: Path, output_dir: Path) -> None:
     _check_head(model_dir, head_file, head)
     try:
         check_new_folder(output_dir)
-        output_dir.parent.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=output_dir.parent))
+        place = output_dir if output_dir.is_dir() else output_dir.parent
+        place.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=place))
         try:
             _copy_other_files(model_dir, staging)
             _write_weights(model_dir, head, staging)
             for path in (*staging.iterdir(), staging):
                 give_ordinary_permissions(path)
                 flush_to_disk(path)
-            staging.rename(output_dir)
+            _publish(staging, output_dir)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     except (OSError, SafetensorError) as error:
@@ -132,13 +136,22 @@ def stitch_head(model_dir: Path, head_file: Path, output_dir: Path) -> None:
 
 
 def check_new_folder(folder: Path) -> None:
-    """Raises a CheckpointError unless the folder is missing or empty."""
+    """Raises a CheckpointError unless the folder is missing or empty, and can be written.
+
+    Nothing stays of what is written to find that out.
+    """
     try:
-        is_taken = folder.exists() and (not folder.is_dir() or any(folder.iterdir()))
+        # A link that leads nowhere is something, too.
+        is_taken = os.path.lexists(folder) and (not folder.is_dir() or any(folder.iterdir()))
     except OSError as error:
         raise CheckpointError(f"{folder}: cannot be read: {error.strerror}") from None
     if is_taken:
         raise CheckpointError(f"{folder}: exists and is not empty; name a new folder")
+    try:
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        Path(tempfile.mkdtemp(dir=place)).rmdir()
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be written: {error.strerror}") from None
 
 
 def head_dtype(model_dir: Path) -> torch.dtype:
@@ -229,6 +242,16 @@ def _write_weights(model_dir: Path, head: list[StoredTensor], folder: Path) -> N
             },
         }
         (folder / INDEX_NAME).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _publish(staging: Path, output_dir: Path) -> None:
+    """Moves complete files to where they are looked for."""
+    if not output_dir.exists():
+        staging.rename(output_dir)
+        return
+    # Not the folder itself: a mount cannot be replaced, and a shell in it would see none of them.
+    for path in sorted(staging.iterdir(), key=lambda path: path.name == CONFIG_NAME):
+        path.rename(output_dir / path.name)
 
 
 def _write_head(tensors: dict[str, Tensor], head_file: Path) -> None:
