@@ -250,6 +250,22 @@ def test_the_engine_is_gone_before_the_head_is_tuned(
     assert alive_at_load == [[None, None]]
 
 
+def test_texts_are_written_without_a_circle_around_the_engine(
+    blurred_dir: Path, tmp_path: Path
+) -> None:
+    run = head_tuning(blurred_dir, tmp_path / "out", plan=QUICK_PLAN)
+    LLM(blurred_dir, **run.engine_options)  # The first of a process stays in a circle of torch.
+    gc.disable()
+    try:
+        llm = LLM(blurred_dir, **run.engine_options)
+        assert run._write(llm, llm.encode_prompts(PROMPTS[:1]))
+        engine = weakref.ref(llm.llm_engine)
+        del llm
+        assert engine() is None
+    finally:
+        gc.enable()
+
+
 def test_the_working_folder_may_be_the_output(
     blurred_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ nothing of their law. `training/` gets them as token ids and knows of no engine.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -166,8 +167,10 @@ class HeadTuning:
         measured = [prompts[index] for index in held_out]
         before = self._measure(llm, measured, "before")
         texts = self._write(llm, [prompts[index] for index in tuned])
-        # Its weights and caches make room for those that are trained.
+        # Its weights and caches make room for those that are trained. What torch imports while the
+        # first model of a process is made keeps the frames of that moment, in a circle.
         del llm
+        gc.collect()
         model = load_model(
             self.checkpoint, device=config.device, dtype=getattr(torch, config.dtype), want_mtp=True
         )
