@@ -136,6 +136,11 @@ HOOKS: Final[tuple[Hook, ...]] = (
         "fixes.withdrawn_drafts",
     ),
     Hook(
+        "tokens-after-pieces",
+        "the head reads the right token at the end of each piece of a prompt",
+        "fixes.tokens_after_pieces",
+    ),
+    Hook(
         "steps-without-drafts",
         "a request with top_k runs beside drafts on the V1 runner",
         "fixes.steps_without_drafts",
