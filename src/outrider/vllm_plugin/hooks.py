@@ -136,6 +136,11 @@ HOOKS: Final[tuple[Hook, ...]] = (
         "fixes.withdrawn_drafts",
     ),
     Hook(
+        "seeded-pieces",
+        "a seed is not used up by the pieces that a prompt is read in",
+        "fixes.seeded_pieces",
+    ),
+    Hook(
         "tokens-after-pieces",
         "the head reads the right token at the end of each piece of a prompt",
         "fixes.tokens_after_pieces",
