@@ -1,8 +1,10 @@
 """Hooks without vLLM: what decides whether one is put in place, and what its module must have."""
 
 import logging
+import re
 import sys
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -140,6 +142,12 @@ def test_the_table_of_hooks() -> None:
     for hook in HOOKS:
         assert hook.name == hook.name.lower().replace("_", "-")
         assert hook.versions.first >= KNOWN_VERSIONS.first
+
+
+def test_the_page_of_hooks_has_each() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "vllm-hooks.md").read_text()
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \|", page, re.MULTILINE)
+    assert rows == [hook.name for hook in HOOKS]
 
 
 def test_replace_keeps_the_original_and_is_idempotent() -> None:
