@@ -46,7 +46,7 @@ class Step:
             request_id=name,
         )
         emitted, _ = update(self.scheduler, StoppingRequest(name, stop), list(tokens))
-        assert emitted == tokens[: tokens.index(stop) + 1] if stop in tokens else tokens
+        assert emitted == (tokens[: tokens.index(stop) + 1] if stop in tokens else tokens)
 
     def counts(self) -> tuple[int, int, int, list[int]]:
         stats = self.stats
