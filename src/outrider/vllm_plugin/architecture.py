@@ -29,6 +29,7 @@ def read_architecture(vllm_config: VllmConfig) -> Qwen4ExpConfig:
         for field in fields(Qwen4ExpConfig)
         if (value := getattr(published, field.name, None)) is not None
     }
+    values["mtp"] = _nested_head(vllm_config.model_config.hf_config)
     # vLLM renames the type in the configuration of a draft model.
     values["model_type"] = TEXT_MODEL_TYPE
     rope = getattr(published, "rope_parameters", None) or {}
@@ -36,3 +37,22 @@ def read_architecture(vllm_config: VllmConfig) -> Qwen4ExpConfig:
     for name in ("rope_theta", "partial_rotary_factor"):
         values.pop(name, None)
     return Qwen4ExpConfig.from_dict(values, source=vllm_config.model_config.model)
+
+
+def num_head_layers(hf_config: Any) -> int:
+    """Layers of the head that a file describes, 0 without one.
+
+    Args:
+        hf_config: of the whole file, by transformers.
+    """
+    count = getattr(hf_config.get_text_config(), "mtp_num_hidden_layers", None)
+    nested = _nested_head(hf_config)
+    if count is None and isinstance(nested, dict):
+        count = nested.get("num_hidden_layers")
+    return count or 0
+
+
+def _nested_head(hf_config: Any) -> Any:
+    """What the file says of the head in an object of its own, beside or in the text model's."""
+    found = getattr(hf_config.get_text_config(), "mtp", None)
+    return getattr(hf_config, "mtp", None) if found is None else found

@@ -12,6 +12,7 @@ from outrider.config.checks import check_int
 from outrider.config.parsing import read_object, take_known
 from outrider.errors import ConfigError
 from outrider.vllm_plugin import block_verification
+from outrider.vllm_plugin.architecture import num_head_layers
 from outrider.vllm_plugin.hooks import is_active
 from outrider.vllm_plugin.patching import replace
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _BLOCK_VERIFY = "additional_config.rejection_sampler_config"
-_QWEN4_EXP = ("qwen4_exp", "qwen4_exp_text")
+_HEAD_TYPE = "qwen4_exp_mtp"
 
 
 def obstacle() -> None:
@@ -28,8 +29,10 @@ def obstacle() -> None:
 
 def install() -> None:
     """Checks the options where vLLM turns them into its configuration."""
+    from vllm.config import SpeculativeConfig
     from vllm.engine.arg_utils import EngineArgs
 
+    replace(SpeculativeConfig, "hf_config_override", _with_layers_of_head)
     replace(EngineArgs, "create_speculative_config", _checked)
     replace(EngineArgs, "create_engine_config", _honoured)
 
@@ -44,12 +47,30 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
             **_given(method=self.spec_method, num_speculative_tokens=self.spec_tokens),
         }
         if options:
-            _check_options(options, target_model_config)
+            if options.get("method") == _HEAD_TYPE:
+                raise ConfigError(f'speculative_config.method: write "mtp", not "{_HEAD_TYPE}"')
             chosen = _rule_options(options, self.additional_config)
             self.speculative_config = {**(self.speculative_config or {}), **chosen}
-        return create(self, target_model_config, target_parallel_config)
+        config = create(self, target_model_config, target_parallel_config)
+        if config is not None:
+            _check_head(config)
+        return config
 
     return checked
+
+
+def _with_layers_of_head(override: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def with_layers_of_head(hf_config: Any) -> Any:
+        """Counts the layers of a head where vLLM does not look, and says None of no layers.
+
+        vLLM divides K by their number before anything can be said of it.
+        """
+        config = override(hf_config)
+        if config.model_type == _HEAD_TYPE:
+            config.update({"n_predict": num_head_layers(config) or None})
+        return config
+
+    return with_layers_of_head
 
 
 def _honoured(create: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,18 +82,20 @@ def _honoured(create: Callable[..., Any]) -> Callable[..., Any]:
     return honoured
 
 
-def _check_options(options: dict[str, Any], target: Any) -> None:
-    """Refuses a name of the method, a K or a checkpoint that cannot draft with its own head."""
-    if options.get("method") == "qwen4_exp_mtp":
-        raise ConfigError('speculative_config.method: write "mtp", not "qwen4_exp_mtp"')
-    if options.get("method") != "mtp" or target.hf_config.model_type not in _QWEN4_EXP:
+def _check_head(config: Any) -> None:
+    """Refuses a K or a checkpoint that a head of Qwen4-Exp cannot draft with.
+
+    Args:
+        config: a SpeculativeConfig, which has found its method and its head.
+    """
+    draft = config.draft_model_config
+    if config.method != "mtp" or draft.hf_config.model_type != _HEAD_TYPE:
         return
-    k = options.get("num_speculative_tokens")
-    if k is not None:
-        check_int("speculative_config.num_speculative_tokens", k, 1, MAX_SPECULATIVE_TOKENS)
-    if not getattr(target.hf_text_config, "mtp_num_hidden_layers", None):
+    name, k = "speculative_config.num_speculative_tokens", config.num_speculative_tokens
+    check_int(name, k, 1, MAX_SPECULATIVE_TOKENS)
+    if not draft.hf_config.n_predict:
         raise ConfigError(
-            f'speculative_config.method "mtp": {target.model} has no head to draft with, its '
+            f'speculative_config.method "mtp": {draft.model} has no head to draft with, its '
             "mtp_num_hidden_layers is 0; leave speculative_config out"
         )
 
