@@ -176,7 +176,11 @@ def test_proposers_draw_under_block(rule: str, method: str, draws: bool) -> None
             self._enable_probabilistic_draft_probs = False
 
     proposer = Proposer()
-    assert SpecDecodeBaseProposer.__init__.__outrider_maker__.endswith("_drawing_under_block")
+    makers, link = [], SpecDecodeBaseProposer.__init__
+    while link is not None:
+        makers.append(getattr(link, "__outrider_maker__", ""))
+        link = getattr(link, "__wrapped__", None)
+    assert any(maker.endswith("_drawing_under_block") for maker in makers)
     block_verification._drawing_under_block(Proposer.__init__)(proposer)
     assert proposer._enable_probabilistic_draft_probs is draws
 
@@ -225,6 +229,25 @@ def test_seeds_decide_whatever_the_batch_mates() -> None:
     torch.manual_seed(7)
     assert text(1, 2)[0] == alone
     assert len({tuple(text(seed)[0]) for seed in range(10)}) > 5
+
+
+def test_rows_of_parallel_drafts_have_their_request_s_seed() -> None:
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+
+    proposer = SimpleNamespace(_enable_probabilistic_draft_probs=True, use_fp64_gumbel=False)
+    logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
+
+    def drafts(*seeds: int) -> list[list[int]]:
+        """Of requests with 3 rows each, all of the same laws."""
+        metadata = sampling_metadata([1.0] * len(seeds), generators(*seeds))
+        rows = logits.repeat(len(seeds), 1)
+        token_ids, _ = SpecDecodeBaseProposer._sample_from_logits(proposer, rows, metadata)
+        return token_ids.view(-1, 3).tolist()
+
+    alone = [drafts(seed)[0] for seed in (1, 2, 3)]
+    torch.manual_seed(7)
+    assert drafts(1, 2, 3) == alone
+    assert len({tuple(row) for row in alone}) == 3
 
 
 def test_a_request_without_drafts_leaves_its_generator() -> None:

@@ -73,6 +73,7 @@ class StoppingRequest:
         )
         self.pooling_params = None
         self.eos_token_id = stop
+        self.spec_decode_metrics: Any = None
         self.num_tokens, self.max_tokens = 0, 100
 
     @property
@@ -131,6 +132,41 @@ def test_log_line_and_series_carry_the_figures() -> None:
     finally:
         for collector in set(REGISTRY._collector_to_names) - before:
             REGISTRY.unregister(collector)
+
+
+def figures(*, log_stats: bool = True, detailed: bool = True) -> Any:
+    """Of a request whose text ends at its second token, after 3 of 3 drafts were accepted.
+
+    Called as `Scheduler.update_from_output` does.
+    """
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
+
+    scheduler, request = Step().scheduler, StoppingRequest("a", 1)
+    scheduler.log_stats = log_stats
+    metrics = request.spec_decode_metrics = RequestSpecDecodeMetrics.new(NUM_DRAFTS)
+    for tokens in ([5, 6], [5, 1, 7, 8]):
+        num_accepted = len(tokens) - 1
+        Scheduler.make_spec_decoding_stats(
+            scheduler,
+            None,
+            num_draft_tokens=3,
+            num_accepted_tokens=num_accepted,
+            num_invalid_spec_tokens=None,
+            request_id="a",
+        )
+        metrics.observe(num_draft_tokens=3, num_accepted=num_accepted, detailed=detailed)
+        Scheduler._update_request_with_output(scheduler, request, list(tokens))
+    return metrics
+
+
+@pytest.mark.parametrize("log_stats", [True, False])
+def test_tokens_past_the_end_are_in_no_figure_of_a_request(*, log_stats: bool) -> None:
+    metrics = figures(log_stats=log_stats)
+    assert metrics.histogram == [0, 1, 1, 0]
+    assert metrics.per_step_accepted == [1, 2]
+    summary = figures(log_stats=log_stats, detailed=False)
+    assert (summary.histogram, summary.per_step_accepted) == ([0, 1, 1, 0], [])
 
 
 def test_figures_of_one_request() -> None:

@@ -2,8 +2,8 @@
 
 A draft counts if it had a valid token: structured output can leave none, and vLLM counts it all the
 same, which lowers the mean acceptance length and the rates by position. An accepted token counts
-if it was emitted: an end of text in the middle of a window cuts those after it. The line of the log
-and the Prometheus series are fed from these counts.
+if it was emitted: an end of text in the middle of a window cuts those after it. The line of the
+log, the Prometheus series and the figures of each request are fed from these counts.
 """
 
 from __future__ import annotations
@@ -64,13 +64,25 @@ def _emitted_tokens(update_request: Callable[..., Any]) -> Callable[..., Any]:
         emitted, is_stopped = update_request(self, request, new_token_ids, *args, **kwargs)
         request_id, stats, num_accepted = getattr(self, "window_in_progress", (None, None, 0))
         self.window_in_progress = (None, None, 0)
-        if request_id == request.request_id and stats is not None:
+        if request_id != request.request_id or len(emitted) >= num_accepted:
+            return emitted, is_stopped
+        if stats is not None:
             for position in range(len(emitted), num_accepted):
                 stats.num_accepted_tokens -= 1
                 stats.num_accepted_tokens_per_pos[position] -= 1
+        if request.spec_decode_metrics is not None:
+            _correct_last(request.spec_decode_metrics, num_accepted, len(emitted))
         return emitted, is_stopped
 
     return emitted_tokens
+
+
+def _correct_last(metrics: Any, num_accepted: int, num_emitted: int) -> None:
+    """Moves the window that a request's figures have last to what was emitted of it."""
+    metrics.histogram[num_accepted] -= 1
+    metrics.histogram[num_emitted] += 1
+    if metrics.per_step_accepted:
+        metrics.per_step_accepted[-1] = num_emitted
 
 
 def _valid_drafts_of_request(observe: Callable[..., None]) -> Callable[..., None]:
