@@ -8,6 +8,7 @@ bonus token and the seeded generators stay vLLM's.
 from __future__ import annotations
 
 from contextvars import ContextVar
+from dataclasses import replace as with_fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -48,6 +49,7 @@ def install() -> None:
     replace(rejection_sampler.RejectionSampler, "forward", _with_rule)
     replace(rejection_sampler, "rejection_sample", _by_rule)
     replace(llm_base_proposer.SpecDecodeBaseProposer, "__init__", _drawing_under_block)
+    replace(llm_base_proposer.SpecDecodeBaseProposer, "_sample_from_logits", _seeds_of_rows)
     replace(llm_base_proposer, "compute_probs_and_sample_next_token", _seeded_drafts)
     replace(GPUModelRunner, "_get_spec_decode_draft_probs", _laws_of_drafts)
 
@@ -166,6 +168,29 @@ def _uniforms(
         if num_drawn:
             drawn[index, :num_drawn].uniform_(generator=generator)
     return drawn.clamp_(min=_LEAST_UNIFORM)
+
+
+def _seeds_of_rows(
+    sample: Callable[..., tuple[Tensor, Tensor | None]],
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    def seeds_of_rows(
+        self: Any, logits: Tensor, sampling_metadata: Any
+    ) -> tuple[Tensor, Tensor | None]:
+        """Parallel drafting has the K rows of a request one after another, [B * K, V]."""
+        temperature, generators = sampling_metadata.temperature, sampling_metadata.generators
+        if temperature is not None and generators and len(temperature) != len(logits):
+            num_rows = len(logits) // len(temperature)
+            sampling_metadata = with_fields(
+                sampling_metadata,
+                generators={
+                    request * num_rows + row: generator
+                    for request, generator in generators.items()
+                    for row in range(num_rows)
+                },
+            )
+        return sample(self, logits, sampling_metadata)
+
+    return seeds_of_rows
 
 
 def _seeded_drafts(
