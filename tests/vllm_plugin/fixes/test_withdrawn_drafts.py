@@ -55,13 +55,18 @@ def request(*, temperature: float = 1.0, is_structured: bool = True) -> Any:
     )
 
 
-def scheduler(requests: dict[str, Any], method: str = "probabilistic", start: int = 0) -> Any:
+def scheduler(
+    requests: dict[str, Any],
+    method: str = "probabilistic",
+    start: int = 0,
+    rule: str = "standard",
+) -> Any:
     from vllm.v1.core.sched.scheduler import Scheduler
 
     made: Any = object.__new__(Scheduler)
     made.requests = requests
     made.structured_output_manager = Grammar(start)
-    config = SimpleNamespace(draft_sample_method=method)
+    config = SimpleNamespace(draft_sample_method=method, rejection_sample_method=rule)
     made.vllm_config = SimpleNamespace(speculative_config=config)
     return made
 
@@ -69,6 +74,17 @@ def scheduler(requests: dict[str, Any], method: str = "probabilistic", start: in
 def arrive(made: Any, drafts: dict[str, list[int]]) -> None:
     arrived = SimpleNamespace(req_ids=[*drafts], draft_token_ids=[*drafts.values()])
     made.update_draft_token_ids(arrived)
+
+
+def test_the_scheduler_has_the_hook() -> None:
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    for name, maker in (
+        ("update_draft_token_ids", "_keeping_the_first"),
+        ("schedule", "_counting"),
+        ("get_grammar_bitmask", "_masking"),
+    ):
+        assert getattr(Scheduler, name).__outrider_maker__.endswith(f"withdrawn_drafts.{maker}")
 
 
 def test_the_first_forbidden_draft_stays() -> None:
@@ -90,11 +106,20 @@ def test_the_first_forbidden_draft_stays() -> None:
     }
 
 
-@pytest.mark.parametrize(("method", "start"), [("greedy", 0), ("probabilistic", 2)])
-def test_what_was_not_drawn_or_is_not_masked_goes(method: str, start: int) -> None:
+@pytest.mark.parametrize(
+    ("method", "start", "rule"),
+    [
+        ("greedy", 0, "standard"),
+        ("probabilistic", 2, "standard"),
+        ("probabilistic", 0, "synthetic"),
+    ],
+)
+def test_what_was_not_drawn_or_is_not_judged_by_the_mask_goes(
+    method: str, start: int, rule: str
+) -> None:
     """Before the place from which the grammar holds, no mask makes a draft's probability 0."""
     requests = {"a": request()}
-    arrive(scheduler(requests, method, start), {"a": [1, 2, 1]})
+    arrive(scheduler(requests, method, start, rule), {"a": [1, 2, 1]})
     assert requests["a"].spec_token_ids == [1]
 
 

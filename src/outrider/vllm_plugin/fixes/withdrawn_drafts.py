@@ -35,8 +35,7 @@ def install() -> None:
 def _keeping_the_first(update: Callable[..., None]) -> Callable[..., None]:
     def keeping_the_first(self: Any, draft_token_ids: Any) -> None:
         update(self, draft_token_ids)
-        config = self.vllm_config.speculative_config
-        are_drawn = config is not None and config.draft_sample_method == "probabilistic"
+        are_drawn = _are_judged_by_their_law(self.vllm_config.speculative_config)
         for name, drafts in zip(
             draft_token_ids.req_ids, draft_token_ids.draft_token_ids, strict=True
         ):
@@ -50,6 +49,18 @@ def _keeping_the_first(update: Callable[..., None]) -> Callable[..., None]:
             request.withdrawn_place = place if is_kept else None
 
     return keeping_the_first
+
+
+def _are_judged_by_their_law(config: Any) -> bool:
+    """Whether drafts are drawn, and a probability of 0 is a rejection.
+
+    The rule "synthetic" asks no law, and may emit a draft that stays.
+    """
+    return (
+        config is not None
+        and config.draft_sample_method == "probabilistic"
+        and config.rejection_sample_method != "synthetic"
+    )
 
 
 def _is_forbidden(scheduler: Any, request: Any, drafts: list[int], place: int) -> bool:
