@@ -27,11 +27,24 @@ def test_our_models_stand_in_for_vllms_on_the_cpu() -> None:
 
 
 @pytest.mark.vllm
-def test_on_other_platforms_vllms_own_model_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("is_cpu", None),
+        ("is_cuda", "vLLM's own model runs on this platform"),
+        ("is_rocm", "vLLM's own model runs on this platform"),
+        ("is_xpu", "written for the CPU alone"),
+        ("is_out_of_tree", "written for the CPU alone"),
+    ],
+)
+def test_platforms(monkeypatch: pytest.MonkeyPatch, kind: str, told: str | None) -> None:
     from vllm import platforms
 
     from outrider.vllm_plugin import model_registration
 
-    assert model_registration.obstacle() is None
-    monkeypatch.setattr(type(platforms.current_platform), "is_cpu", lambda self: False)
-    assert "own model" in str(model_registration.obstacle())
+    for name in ("is_cpu", "is_cuda", "is_rocm", "is_xpu", "is_out_of_tree"):
+        is_kind = name == kind
+        monkeypatch.setattr(
+            type(platforms.current_platform), name, lambda self, is_kind=is_kind: is_kind
+        )
+    assert model_registration.obstacle() == told

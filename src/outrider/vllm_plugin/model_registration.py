@@ -10,10 +10,14 @@ _MODELS = {
 
 
 def obstacle() -> str | None:
-    """VLLM has kernels of its own on accelerators."""
+    """VLLM has kernels of its own on two kinds of accelerators."""
     from vllm.platforms import current_platform
 
-    return None if current_platform.is_cpu() else "vLLM's own model runs on this platform"
+    if current_platform.is_cpu():
+        return None
+    if current_platform.is_cuda() or current_platform.is_rocm():
+        return "vLLM's own model runs on this platform"
+    return "written for the CPU alone"
 
 
 def install() -> None:
