@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
+from outrider.errors import ConfigError
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
 from outrider.models.qwen4_exp.config_file import TEXT_MODEL_TYPE
 
@@ -37,6 +38,24 @@ def read_architecture(vllm_config: VllmConfig) -> Qwen4ExpConfig:
     for name in ("rope_theta", "partial_rotary_factor"):
         values.pop(name, None)
     return Qwen4ExpConfig.from_dict(values, source=vllm_config.model_config.model)
+
+
+def check_cache_dtypes(vllm_config: VllmConfig) -> None:
+    """Refuses dtypes of caches that are not those which the layers keep.
+
+    Raises:
+        ConfigError: one is neither "auto" nor what is kept.
+    """
+    cache = vllm_config.cache_config
+    dtype = str(vllm_config.model_config.dtype).removeprefix("torch.")
+    for name, given, kept in (
+        ("kv_cache_dtype", cache.cache_dtype, dtype),
+        ("mamba_cache_dtype", cache.mamba_cache_dtype, dtype),
+        # Delta nets sum up in float32 whatever the model's dtype.
+        ("mamba_ssm_cache_dtype", cache.mamba_ssm_cache_dtype, "float32"),
+    ):
+        if given not in ("auto", kept):
+            raise ConfigError(f'{name} "{given}" is not built: "auto" keeps {kept} here')
 
 
 def num_head_layers(hf_config: Any) -> int:

@@ -27,7 +27,7 @@ from vllm.sequence import IntermediateTensors
 
 from outrider.layers.rotary import RotaryEmbedding
 from outrider.models.qwen4_exp.hyper_connection import HyperConnection
-from outrider.vllm_plugin.architecture import read_architecture
+from outrider.vllm_plugin.architecture import check_cache_dtypes, read_architecture
 from outrider.vllm_plugin.decoder_layer import ParallelDecoderLayer
 from outrider.vllm_plugin.norm import widen_norms
 from outrider.vllm_plugin.recurrent_state import COPY_FUNCTIONS, STATE_TYPE, state_spec
@@ -70,6 +70,7 @@ class Qwen4ExpModel(nn.Module):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
+        check_cache_dtypes(vllm_config)
         config = self.config = read_architecture(vllm_config)
         self.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.hidden_size)
         self._rotary = [build_rotary(config, vllm_config)]
