@@ -25,6 +25,14 @@ def check_divisible(name: str, count: int, tp_size: int) -> None:
         raise OutriderError(f"{name} {count} cannot be divided by tensor_parallel_size {tp_size}")
 
 
+def check_shared(name: str, count: int, tp_size: int) -> None:
+    """An error that names the field if its heads can be neither divided nor shared evenly."""
+    if count % tp_size and tp_size % count:
+        raise OutriderError(
+            f"tensor_parallel_size {tp_size} is neither a divisor nor a multiple of {name} {count}"
+        )
+
+
 def rows_loader(sizes: Sequence[int]) -> Callable[[torch.nn.Parameter, Tensor], None]:
     """A loader that takes this rank's share of each of several groups of rows.
 

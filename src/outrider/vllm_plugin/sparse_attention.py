@@ -36,7 +36,7 @@ from outrider.ops.sparse_attention import (
     selection_mask,
 )
 from outrider.vllm_plugin.row_windows import row_windows
-from outrider.vllm_plugin.sharding import KeyValueLinear, check_divisible
+from outrider.vllm_plugin.sharding import KeyValueLinear, check_divisible, check_shared
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -189,8 +189,7 @@ class ParallelSparseAttention(SparseAttention, AttentionLayerBase):
     ) -> None:
         tp_size = get_tensor_model_parallel_world_size()
         check_divisible("num_attention_heads", config.num_attention_heads, tp_size)
-        if tp_size < config.num_key_value_heads:
-            check_divisible("num_key_value_heads", config.num_key_value_heads, tp_size)
+        check_shared("num_key_value_heads", config.num_key_value_heads, tp_size)
         heads = config.num_attention_heads // tp_size
         key_heads = max(1, config.num_key_value_heads // tp_size)
         super().__init__(
