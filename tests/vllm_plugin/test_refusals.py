@@ -6,16 +6,20 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.errors import ConfigError, OutriderError
 
 pytestmark = pytest.mark.vllm
 
 ROOT = Path(__file__).parents[2]
+SYNTHETIC = {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.0}
 # The errors of each start, one after another in one process.
 CODE = """
 import json, sys
@@ -70,19 +74,28 @@ def headless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_options_that_the_checkpoint_cannot_be_run_with(headless: Path, tmp_path: Path) -> None:
-    undrafted = tmp_path / "undrafted"
-    shutil.copytree(headless, undrafted)
-    config = json.loads((undrafted / "config.json").read_text())
+def with_head(folder: Path, headless: Path, num_layers: int) -> Path:
+    """A checkpoint whose configuration has so many layers of a head."""
+    shutil.copytree(headless, folder)
+    config = json.loads((folder / "config.json").read_text())
     owner = config.get("text_config", config)
     assert owner["mtp_num_hidden_layers"] == 1
-    owner["mtp_num_hidden_layers"] = 0
-    (undrafted / "config.json").write_text(json.dumps(config))
+    owner["mtp_num_hidden_layers"] = num_layers
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_options_that_the_checkpoint_cannot_be_run_with(headless: Path, tmp_path: Path) -> None:
+    undrafted = with_head(tmp_path / "undrafted", headless, 0)
+    deep = with_head(tmp_path / "deep", headless, 2)
     assert refusals(
         (undrafted, drafting()),
         (BUNDLED_MODEL_DIR, drafting(num_speculative_tokens=9)),
         (BUNDLED_MODEL_DIR, {**drafting(), "pipeline_parallel_size": 2}),
         (BUNDLED_MODEL_DIR, drafting(index_share_for_mtp_iteration=True)),
+        (deep, drafting(num_speculative_tokens=2)),
+        (BUNDLED_MODEL_DIR, drafting(**SYNTHETIC)),
+        (BUNDLED_MODEL_DIR, {"mamba_cache_dtype": "bfloat16"}),
     ) == [
         [
             "ConfigError",
@@ -104,6 +117,13 @@ def test_options_that_the_checkpoint_cannot_be_run_with(headless: Path, tmp_path
             "index_share_for_mtp_iteration: on the CPU the head selects anew in each draft step; "
             'put "index_share_for_mtp_iteration": false into --speculative-config',
         ],
+        ["CheckpointError", "mtp_num_hidden_layers must be 1 to draft with, got 2"],
+        [
+            "ConfigError",
+            'speculative_config.rejection_sample_method "synthetic" is not known to vLLM\'s '
+            'kernels for the CPU; write "standard"',
+        ],
+        ["ConfigError", 'mamba_cache_dtype "bfloat16" is not built: "auto" keeps float32 here'],
     ]
 
 
@@ -115,3 +135,43 @@ def test_a_head_that_is_missing_from_the_tensors(headless: Path) -> None:
             "leave --speculative-config out",
         ]
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kept"),
+    [
+        ("cache_dtype", "fp8", "bfloat16"),
+        ("mamba_cache_dtype", "float32", "bfloat16"),
+        ("mamba_ssm_cache_dtype", "bfloat16", "float32"),
+    ],
+)
+def test_dtypes_of_caches(name: str, given: str, kept: str) -> None:
+    from outrider.vllm_plugin.architecture import check_cache_dtypes
+
+    def check(dtype: str) -> None:
+        names = ("cache_dtype", "mamba_cache_dtype", "mamba_ssm_cache_dtype")
+        cache = SimpleNamespace(**dict.fromkeys(names, "auto") | {name: dtype})
+        model = SimpleNamespace(dtype=torch.bfloat16)
+        check_cache_dtypes(SimpleNamespace(cache_config=cache, model_config=model))
+
+    check("auto")
+    check(kept)
+    with pytest.raises(ConfigError) as caught:
+        check(given)
+    shown = name if name.startswith("mamba") else f"kv_{name}"
+    assert str(caught.value) == f'{shown} "{given}" is not built: "auto" keeps {kept} here'
+
+
+def test_ranks_that_key_heads_cannot_be_shared_among() -> None:
+    from outrider.vllm_plugin.sharding import check_shared
+
+    for tp_size in (1, 2, 4):
+        check_shared("num_key_value_heads", 2, tp_size)
+    check_shared("num_key_value_heads", 4, 2)
+    for count, tp_size in ((2, 3), (4, 6), (3, 2)):
+        with pytest.raises(OutriderError) as caught:
+            check_shared("num_key_value_heads", count, tp_size)
+        assert str(caught.value) == (
+            f"tensor_parallel_size {tp_size} is neither a divisor nor a multiple of "
+            f"num_key_value_heads {count}"
+        )

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     from vllm.config import VllmConfig
 
+    from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+
 _TRUNK_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 
 
@@ -92,6 +94,7 @@ class Qwen4ExpMTP(VocabularyModel):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         _refuse_shared_indices(vllm_config)
+        _refuse_more_layers(read_architecture(vllm_config))
         self.model = ParallelMultiTokenPredictor(
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "mtp")
         )
@@ -121,7 +124,8 @@ class Qwen4ExpMTP(VocabularyModel):
             positions: [T], or [3, T].
             hidden_states: [T, W], of the trunk or of the step before.
             inputs_embeds: [T, C] in place of the embedded ids.
-            spec_step_idx: 0-based; it chooses the layer.
+            spec_step_idx: 0-based; it chooses the layer, of which there is one: vLLM's V1 runner
+                names no step.
 
         Returns:
             [T, C], which the vocabulary head reads, and the streams [T, W], which the next step is
@@ -160,6 +164,18 @@ def _refuse_shared_indices(vllm_config: VllmConfig) -> None:
         raise CheckpointError(
             "index_share_for_mtp_iteration: on the CPU the head selects anew in each draft step; "
             'put "index_share_for_mtp_iteration": false into --speculative-config'
+        )
+
+
+def _refuse_more_layers(config: Qwen4ExpConfig) -> None:
+    """Raises CheckpointError where draft steps take turns in the layers of the head.
+
+    The V1 runner runs the kept rows of a text at its first draft step alone, so that the caches of
+    other layers than the first would have holes.
+    """
+    if config.mtp_num_hidden_layers > 1:
+        raise CheckpointError(
+            f"mtp_num_hidden_layers must be 1 to draft with, got {config.mtp_num_hidden_layers}"
         )
 
 
