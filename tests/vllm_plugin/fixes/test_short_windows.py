@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import conv1d, pad, silu
+from torch.nn.functional import conv1d, normalize, pad, silu, softplus
 
 from outrider.vllm_plugin import register
 
@@ -66,7 +66,7 @@ def decode(forward: Any, num_requests: int) -> tuple[list[Tensor], list[Tensor]]
     return found, right
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def without_recurrence(monkeypatch: pytest.MonkeyPatch) -> None:
     import vllm._custom_ops as ops
 
@@ -75,6 +75,7 @@ def without_recurrence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, name, lambda **_: None)
 
 
+@pytest.mark.usefixtures("without_recurrence")
 @pytest.mark.parametrize("num_requests", [1, 3])
 def test_windows_of_any_length(num_requests: int) -> None:
     from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
@@ -83,6 +84,7 @@ def test_windows_of_any_length(num_requests: int) -> None:
         torch.testing.assert_close(found, right)
 
 
+@pytest.mark.usefixtures("without_recurrence")
 def test_upstream_reads_the_wrong_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
@@ -94,6 +96,7 @@ def test_upstream_reads_the_wrong_columns(monkeypatch: pytest.MonkeyPatch) -> No
     assert not torch.allclose(found[2], right[2], equal_nan=True)
 
 
+@pytest.mark.usefixtures("without_recurrence")
 def test_whole_windows_stay_with_upstream(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers.mamba.ops.cpu import gdn_attention
 
@@ -106,3 +109,59 @@ def test_whole_windows_stay_with_upstream(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(f"{__name__}.WINDOWS", [(4, 2), (4, 4), (4, 1)])
     for found, right in zip(*decode(gdn_attention._spec_forward, 2), strict=True):
         torch.testing.assert_close(found, right)
+
+
+HEADS, HEAD_DIM = 2, 32
+
+
+class HeadLayer:
+    """As much of a delta net as its recurrence needs: queries, keys and values side by side."""
+
+    A_log = torch.tensor([0.1, -0.3])
+    dt_bias = torch.tensor([0.25, 0.5]).bfloat16()
+
+    def rearrange_mixed_qkv(self, mixed: Tensor) -> list[Tensor]:
+        parts = mixed.unflatten(-1, (3, HEADS, HEAD_DIM)).unbind(1)
+        return [part.contiguous()[None] for part in parts]
+
+
+def delta_rule(mixed: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """[T, H, D] float32 of T rows of a text, one after another (arXiv:2412.06464, equation 10)."""
+    state, read = torch.zeros(HEADS, HEAD_DIM, HEAD_DIM), []
+    for row, a_row, b_row in zip(mixed.float(), a.float(), b.float(), strict=True):
+        query, key, value = row.unflatten(-1, (3, HEADS, HEAD_DIM))
+        query, key = normalize(query, dim=-1) * HEAD_DIM**-0.5, normalize(key, dim=-1)
+        decay = (-HeadLayer.A_log.exp() * softplus(a_row + HeadLayer.dt_bias)).exp()
+        state = state * decay[:, None, None]
+        written = (value - (key[:, None] @ state)[:, 0]) * b_row.sigmoid()[:, None]
+        state = state + key[:, :, None] * written[:, None]
+        read.append((query[:, None] @ state)[:, 0])
+    return torch.stack(read)
+
+
+def test_the_recurrence_goes_on_from_the_last_row_that_was_kept() -> None:
+    """Rows 0 to 2, of which 0 and 1 are kept, and then 3 and 4, by vLLM's kernel."""
+    from vllm.platforms import current_platform
+
+    from outrider.vllm_plugin.fixes.short_windows import _recur
+
+    current_platform.import_kernels()
+    generator = torch.Generator().manual_seed(0)
+    mixed, a, b = (
+        torch.randn(5, width, generator=generator).bfloat16()
+        for width in (3 * HEADS * HEAD_DIM, HEADS, HEADS)
+    )
+    states = torch.zeros(2 + NUM_DRAFTS, HEADS, HEAD_DIM, HEAD_DIM)
+    slots = torch.arange(1, 2 + NUM_DRAFTS, dtype=torch.int32)[None]
+
+    def window(rows: slice, num_kept: int) -> Tensor:
+        own = mixed[rows]
+        starts, kept = torch.tensor([0, len(own)]), torch.tensor([num_kept], dtype=torch.int32)
+        return _recur(HeadLayer(), own, b[rows], a[rows], states, starts, slots, kept).float()
+
+    first, second = window(slice(0, 3), 1), window(slice(3, 5), 2)
+    kept = [0, 1, 3, 4]
+    # Outputs in bfloat16 are off by up to 2**-9 of their value, which is at most 0.07.
+    tolerance = {"atol": 3e-4, "rtol": 0.0}
+    torch.testing.assert_close(first, delta_rule(mixed[:3], a[:3], b[:3]), **tolerance)
+    torch.testing.assert_close(second, delta_rule(mixed[kept], a[kept], b[kept])[2:], **tolerance)
