@@ -1,10 +1,9 @@
 """What the bundled checkpoint accepts, over temperatures, rules and kinds of text.
 
 Every statement is one of an interval: it holds for prompts like these, and not just for these. It
-is not a law that less is accepted at a temperature, or of JSON. Here one-hot drafts lose most of
-their length at temperature 1, and sampled drafts, judged by `standard`, none: at temperature 0 they
-stand at 2.44 on fresh windows, at temperature 1 at 2.60 (60 prompts of code). JSON is accepted less
-than code at temperature 1, and not at temperature 0 (2.55 against 2.44 on fresh windows).
+is not a law that less is accepted at a temperature, or of JSON. Here both kinds of drafts lose with
+the temperature, one-hot ones most of their length. Of JSON, which others have seen accepted less
+than code, more is: the trunk was trained on it, and it is the more regular text.
 """
 
 import math
@@ -63,17 +62,18 @@ def sample(result: SweepResult, suite: str, temperature: float, *way: str) -> Ac
     return result.samples[Way(suite, K, temperature, *way)]
 
 
-def test_one_hot_drafts_lose_with_the_temperature(llm: LLM) -> None:
-    result = measure(llm, {"code": 60}, [0.0, 1.0], [ONE_HOT])
+@pytest.mark.parametrize(("method", "least"), [(SAMPLED, 0.05), (ONE_HOT, 0.8)])
+def test_drafts_lose_with_the_temperature(llm: LLM, method: str, least: float) -> None:
+    result = measure(llm, {"code": None}, [0.0, 1.0], [method])
     # Fresh windows: texts of temperature 0 repeat themselves, which is easy to draft.
     cold, warm = (
-        sample(result, "code", temperature, ONE_HOT, "standard").fresh_length
+        sample(result, "code", temperature, method, "standard").fresh_length
         for temperature in (0.0, 1.0)
     )
     assert cold is not None
     assert warm is not None
     low, _ = cold.minus(warm).ci95(-K, K) or (-K, K)
-    assert low > 0.5
+    assert low > least
 
 
 def test_block_accepts_more_than_standard(warm: SweepResult) -> None:
@@ -83,8 +83,8 @@ def test_block_accepts_more_than_standard(warm: SweepResult) -> None:
 
 
 @pytest.mark.parametrize("rule", ["standard", "block"])
-def test_json_is_accepted_less_than_code_at_temperature_1(warm: SweepResult, rule: str) -> None:
+def test_json_is_accepted_more_than_code_at_temperature_1(warm: SweepResult, rule: str) -> None:
     code, json = (sample(warm, name, 1.0, SAMPLED, rule).length for name in ("code", "json"))
     # Other prompts, and so independent.
     error = math.hypot(code.standard_error or math.inf, json.standard_error or math.inf)
-    assert code.value - json.value > Z95 * error
+    assert json.value - code.value > Z95 * error
