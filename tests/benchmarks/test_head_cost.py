@@ -1,0 +1,49 @@
+"""The comparison of a trunk with a head and one without trains both alike."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.head_cost import app, compare
+from outrider.entrypoints.cli.run import run
+from outrider.models.qwen4_exp.weights import has_mtp
+from tests.training.tiny_run import ROWS_PER_STEP, write_run
+
+
+def test_both_sides_run_through_all_stages(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stages = [write_run(tmp_path, name) for name in ("first", "second")]
+    names = ",".join(map(str, stages))
+    budgets = f"{3 * ROWS_PER_STEP},{5 * ROWS_PER_STEP}"
+    given = [str(tmp_path / "runs"), "--stages", names, "--tokens", budgets]
+    # A side may have run before, in a process of its own.
+    assert run(app, "head_cost", [*given, "--side", "trunk"]) == 0
+    assert capsys.readouterr().out == ""
+    assert run(app, "head_cost", given) == 0
+    report = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [one["stage"] for one in report["stages"]] == ["first", "second"]
+    assert [one["num_tokens"] for one in report["stages"]] == [3 * ROWS_PER_STEP, 5 * ROWS_PER_STEP]
+    for number, one in enumerate(report["stages"], 1):
+        assert one["cost"] == pytest.approx(one["bits_per_byte"] / one["bits_per_byte_alone"] - 1)
+        assert has_mtp(tmp_path / "runs" / f"head_{number}" / "export")
+        assert not has_mtp(tmp_path / "runs" / f"trunk_{number}" / "export")
+    folders = [tmp_path / "runs" / f"head_{number}" for number in (1, 2)]
+    assert [one.cost for one in compare(stages, {"head": folders, "trunk": folders})] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--tokens", "many"], "--tokens: numbers such as "),
+        (["--tokens", "1,2"], "--tokens: 2 budgets for 3 stages"),
+        (["--side", "left"], "--side must be one of head, trunk, got left"),
+        (["--stages", "no.toml", "--tokens", "1"], "no.toml"),
+    ],
+)
+def test_bad_options_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert run(app, "head_cost", [str(tmp_path), *options]) == 2
+    assert message in capsys.readouterr().err
