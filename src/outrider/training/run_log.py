@@ -38,7 +38,7 @@ class RunLog:
     def write(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Appends one record, floats cut to five digits, and returns it as it was written."""
         rounded = {name: _rounded(value) for name, value in record.items()}
-        if record["kind"] == "eval":
+        if record.get("kind") == "eval":
             self._evaluated.add(record["step"])
         try:
             with self._path.open("a", encoding="utf-8") as file:

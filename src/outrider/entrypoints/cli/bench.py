@@ -34,7 +34,6 @@ from outrider.entrypoints.cli.prompt_sources import (
 from outrider.entrypoints.cli.run import make_group
 from outrider.errors import ConfigError, RequestError, shown
 from outrider.sampling_params import SamplingParams
-from outrider.training.prompts import spread_evenly
 
 if TYPE_CHECKING:
     from outrider.entrypoints.acceptance import AcceptanceSample
@@ -241,6 +240,8 @@ def _read_suites(
     suites = {name: read_prompts_file(path) for name, path in files.items()}
     if num_prompts is None:
         return suites
+    from outrider.training.prompts import spread_evenly
+
     return {name: spread_evenly(prompts, num_prompts) for name, prompts in suites.items()}
 
 
