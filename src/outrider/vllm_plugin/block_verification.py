@@ -15,7 +15,7 @@ import torch
 
 from outrider.sampling import sample_from_probs
 from outrider.spec_decode import block_verify, greedy_verify
-from outrider.vllm_plugin.patching import replace
+from outrider.vllm_plugin.patching import own_part_of_platform, replace
 from outrider.vllm_plugin.verify_rows import VerifyRows
 
 if TYPE_CHECKING:
@@ -32,11 +32,7 @@ _rule: ContextVar[str] = ContextVar("rejection_sample_method", default="standard
 
 def obstacle() -> str | None:
     """Platforms that are plugins themselves, such as Ascend, bring their own rejection sampler."""
-    from vllm.platforms import current_platform
-
-    if current_platform.is_out_of_tree():
-        return f"{current_platform.device_name} brings its own rejection sampler"
-    return None
+    return own_part_of_platform("rejection sampler")
 
 
 def install() -> None:

@@ -9,6 +9,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+def own_part_of_platform(part: str) -> str | None:
+    """Why a hook in one of vLLM's parts would do nothing on this platform; None where it does.
+
+    Platforms that are plugins themselves, such as Ascend, bring their own.
+
+    Args:
+        part: what the hook is in, in words.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_out_of_tree():
+        return f"{current_platform.device_name} brings its own {part}"
+    return None
+
+
 def replace(owner: object, name: str, make: Callable[[Any], Any]) -> None:
     """Replaces an attribute by what is made of it; what was there stays at hand.
 

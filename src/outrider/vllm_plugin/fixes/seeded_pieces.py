@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from outrider.vllm_plugin.patching import replace
+from outrider.vllm_plugin.patching import own_part_of_platform, replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,11 +19,7 @@ if TYPE_CHECKING:
 
 def obstacle() -> str | None:
     """Platforms that are plugins themselves, such as Ascend, bring their own model runner."""
-    from vllm.platforms import current_platform
-
-    if current_platform.is_out_of_tree():
-        return f"{current_platform.device_name} brings its own model runner"
-    return None
+    return own_part_of_platform("model runner")
 
 
 def install() -> None:
