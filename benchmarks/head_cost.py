@@ -1,12 +1,13 @@
 """What a head costs its trunk: the same training with the head and without, stage by stage.
 
 A stage is a configuration of `outrider train`, cut to a budget of its own. Each goes on from the
-export of the one before, with a fresh optimiser. The two sides start with the same trunk, see the
-same windows in the same order, and differ in `mtp_weight` alone.
+export of the one before, with a fresh optimiser. The sides start with the same trunk and see the
+same windows in the same order; they differ in `mtp_weight` or `detach_trunk` alone.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,7 +24,8 @@ from outrider.training.config import TrainConfig
 from outrider.training.run_log import LOG_FILE, read_log
 from outrider.training.train import EXPORT_FOLDER, make_trainer, run_to_the_end
 
-SIDES = ("head", "trunk")
+# As configured; hidden from the head's gradient; without a head.
+HEAD, DETACHED, TRUNK = SIDES = ("head", "detached", "trunk")
 # Of the bundled checkpoint, at a tenth of their length.
 STAGES = ",".join(f"configs/bundled{name}.toml" for name in ("", "_corpus", "_head"))
 TOKENS = "226_000,800_000,900_000"
@@ -37,6 +39,7 @@ class StageCost:
 
     Attributes:
         stage: name of its configuration.
+        side: how its head was trained, `HEAD` or `DETACHED`.
         num_tokens: that each side has seen in it.
         bits_per_byte: of the trunk that was trained with a head.
         bits_per_byte_alone: of the one without.
@@ -44,6 +47,7 @@ class StageCost:
     """
 
     stage: str
+    side: str
     num_tokens: int
     bits_per_byte: float
     bits_per_byte_alone: float
@@ -56,7 +60,7 @@ class StageCost:
 
 
 def stage_config(
-    path: Path, output_dir: Path, *, max_tokens: int, first_weights: Path | None, has_head: bool
+    path: Path, output_dir: Path, *, max_tokens: int, first_weights: Path | None, side: str
 ) -> TrainConfig:
     """The configuration of one side of a stage.
 
@@ -64,8 +68,8 @@ def stage_config(
         path: of the stage.
         output_dir: of this side.
         max_tokens: its budget, in place of any other.
-        first_weights: export of the stage before; None starts fresh.
-        has_head: train one beside the trunk.
+        first_weights: a checkpoint to go on from; None starts fresh.
+        side: of `SIDES`.
     """
     config = TrainConfig.from_toml(path)
     if not config.loss.num_depths:
@@ -83,12 +87,18 @@ def stage_config(
             num_eval_windows=64,
             num_workers=1,
         ),
-        loss=config.loss if has_head else replace(config.loss, mtp_weight=0.0),
+        loss=replace(
+            config.loss,
+            mtp_weight=0.0 if side == TRUNK else config.loss.mtp_weight,
+            detach_trunk=side == DETACHED or config.loss.detach_trunk,
+        ),
         schedule=replace(config.schedule, max_tokens=max_tokens, max_minutes=None, warmup_steps=40),
     )
 
 
-def run_side(side: str, stages: list[Path], tokens: list[int], folder: Path) -> list[Path]:
+def run_side(
+    side: str, stages: list[Path], tokens: list[int], folder: Path, start: Path | None = None
+) -> list[Path]:
     """Trains one side through all stages, from where it stands; returns its folders."""
     folders: list[Path] = []
     for path, max_tokens in zip(stages, tokens, strict=True):
@@ -97,8 +107,8 @@ def run_side(side: str, stages: list[Path], tokens: list[int], folder: Path) -> 
             path,
             output_dir,
             max_tokens=max_tokens,
-            first_weights=folders[-1] / EXPORT_FOLDER if folders else None,
-            has_head=side == "head",
+            first_weights=folders[-1] / EXPORT_FOLDER if folders else start,
+            side=side,
         )
         sys.stderr.write(f"{side}: {path}, {max_tokens:,} tokens\n")
         run_to_the_end(make_trainer(config), config)
@@ -107,22 +117,25 @@ def run_side(side: str, stages: list[Path], tokens: list[int], folder: Path) -> 
 
 
 def compare(stages: list[Path], folders: dict[str, list[Path]]) -> list[StageCost]:
-    """The last evaluations of both sides."""
+    """The last evaluations of each side with a head, beside those of the one without."""
     costs = []
-    for stage, headed, alone in zip(stages, *(folders[side] for side in SIDES), strict=True):
-        last, last_alone = (
-            [record for record in read_log(one / LOG_FILE) if record["kind"] == "eval"][-1]
-            for one in (headed, alone)
-        )
-        costs.append(
+    for number, stage in enumerate(stages):
+        last = {
+            side: [one for one in read_log(runs[number] / LOG_FILE) if one["kind"] == "eval"][-1]
+            for side, runs in folders.items()
+        }
+        alone = last.pop(TRUNK)
+        costs += [
             StageCost(
                 stage.stem,
-                last["num_tokens"],
-                last["bits_per_byte"],
-                last_alone["bits_per_byte"],
-                last["agreement_per_depth"],
+                side,
+                one["num_tokens"],
+                one["bits_per_byte"],
+                alone["bits_per_byte"],
+                one["agreement_per_depth"],
             )
-        )
+            for side, one in last.items()
+        ]
     return costs
 
 
@@ -134,8 +147,15 @@ def head_cost(
         str, typer.Option(metavar="LIST", help="Configurations, one after the other.")
     ] = STAGES,
     tokens: Annotated[str, typer.Option(metavar="LIST", help="The budget of each.")] = TOKENS,
-    side: Annotated[
-        str | None, typer.Option(metavar="|".join(SIDES), help="Train this side alone.")
+    start: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Checkpoint that the first goes on from; else fresh."),
+    ] = None,
+    sides: Annotated[
+        str, typer.Option(metavar="LIST", help=f"Compared with {TRUNK}: {HEAD}, {DETACHED}.")
+    ] = HEAD,
+    only: Annotated[
+        str | None, typer.Option(metavar="|".join(SIDES), help="Train this side, compare nothing.")
     ] = None,
 ) -> int:
     """Train with a head and without, and compare the trunks on held-out text.
@@ -149,12 +169,17 @@ def head_cost(
         raise ConfigError(f"--tokens: numbers such as {TOKENS} are needed, got {tokens}") from None
     if len(budgets) != len(paths):
         raise ConfigError(f"--tokens: {len(budgets)} budgets for {len(paths)} stages")
-    if side is not None:
-        if side not in SIDES:
-            raise ConfigError(f"--side must be one of {', '.join(SIDES)}, got {side}")
-        run_side(side, paths, budgets, folder)
+    if only is not None:
+        _check_side("--only", only, SIDES)
+        run_side(only, paths, budgets, folder, start)
         return 0
-    costs = compare(paths, {one: run_side(one, paths, budgets, folder) for one in SIDES})
+    compared = sides.split(",")
+    for side in compared:
+        _check_side("--sides", side, (HEAD, DETACHED))
+    costs = compare(
+        paths,
+        {side: run_side(side, paths, budgets, folder, start) for side in (*compared, TRUNK)},
+    )
     _show(costs)
     device = EngineConfig().resolve().device
     report: dict[str, Any] = {
@@ -166,13 +191,21 @@ def head_cost(
     return 0
 
 
+def _check_side(option: str, side: str, known: Sequence[str]) -> None:
+    if side not in known:
+        raise ConfigError(f"{option}: one of {', '.join(known)} is needed, got {side}")
+
+
 def _show(costs: list[StageCost]) -> None:
     table = Table(title="bits per byte, held out")
-    for head in ("stage", "tokens", "with a head", "without", "its cost", "agreement by depth"):
-        table.add_column(head, justify="right")
+    for heading in (
+        "stage", "head", "tokens", "with it", "without", "its cost", "agreement by depth",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right")
     for one in costs:
         table.add_row(
             one.stage,
+            "as configured" if one.side == HEAD else one.side,
             f"{one.num_tokens:,}",
             f"{one.bits_per_byte:.4f}",
             f"{one.bits_per_byte_alone:.4f}",

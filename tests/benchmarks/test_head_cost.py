@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.head_cost import app, compare
+from benchmarks.head_cost import app, compare, run_side, stage_config
 from outrider.entrypoints.cli.run import run
+from outrider.errors import CheckpointError
 from outrider.models.qwen4_exp.weights import has_mtp
+from outrider.training.head_file import check_same_trunk
 from tests.training.tiny_run import ROWS_PER_STEP, write_run
 
 
@@ -19,7 +21,7 @@ def test_both_sides_run_through_all_stages(
     budgets = f"{3 * ROWS_PER_STEP},{5 * ROWS_PER_STEP}"
     given = [str(tmp_path / "runs"), "--stages", names, "--tokens", budgets]
     # A side may have run before, in a process of its own.
-    assert run(app, "head_cost", [*given, "--side", "trunk"]) == 0
+    assert run(app, "head_cost", [*given, "--only", "trunk"]) == 0
     assert capsys.readouterr().out == ""
     assert run(app, "head_cost", given) == 0
     report = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -33,12 +35,36 @@ def test_both_sides_run_through_all_stages(
     assert [one.cost for one in compare(stages, {"head": folders, "trunk": folders})] == [0, 0]
 
 
+def test_a_detached_head_leaves_the_trunk_what_it_is_without(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = write_run(tmp_path, "first")
+    assert run_side("head", [first], [2 * ROWS_PER_STEP], tmp_path / "start")
+    start = tmp_path / "start" / "head_1" / "export"
+    # The norm of all gradients together decides what is clipped, the head's among them.
+    stage = write_run(tmp_path, "second", **{"optimizer.max_grad_norm": 1e9, "loss.mtp_weight": 2})
+    given = ["--stages", str(stage), "--tokens", str(6 * ROWS_PER_STEP), "--start", str(start)]
+    folder = tmp_path / "runs"
+    assert run(app, "head_cost", [str(folder), *given, "--sides", "head,detached"]) == 0
+    costs = json.loads(capsys.readouterr().out.splitlines()[-1])["stages"]
+    assert [one["side"] for one in costs] == ["head", "detached"]
+    assert costs[0]["cost"] != 0
+    assert costs[1]["cost"] == 0
+    for side in ("head", "detached"):
+        config = stage_config(stage, folder, max_tokens=1, first_weights=start, side=side)
+        assert config.run.init_from == start
+    check_same_trunk(folder / "trunk_1" / "export", folder / "detached_1" / "export")
+    with pytest.raises(CheckpointError):
+        check_same_trunk(folder / "trunk_1" / "export", folder / "head_1" / "export")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--tokens", "many"], "--tokens: numbers such as "),
         (["--tokens", "1,2"], "--tokens: 2 budgets for 3 stages"),
-        (["--side", "left"], "--side must be one of head, trunk, got left"),
+        (["--only", "left"], "--only: one of head, detached, trunk is needed, got left"),
+        (["--sides", "head,trunk"], "--sides: one of head, detached is needed, got trunk"),
         (["--stages", "no.toml", "--tokens", "1"], "no.toml"),
     ],
 )
