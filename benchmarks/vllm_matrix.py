@@ -55,6 +55,7 @@ DECIDING = (
             "prompt_encoder",
         )
     ),
+    "src/outrider/training/prompts.py",  # which of the held-out prompts
 )  # fmt: skip
 
 TP2: dict[str, Any] = {"tensor_parallel_size": 2}
@@ -212,7 +213,7 @@ def source_id(root: Path = ROOT) -> str:
     """Of the files of `DECIDING` as they lie there, whether git knows them or not.
 
     What no row depends on is left out: the server and its page, the command line, the grammars of
-    our own engine (the judge has vLLM's), training, and the list of ways, since a row holds its
+    our own engine (the judge has vLLM's), training itself, and the list of ways, since a row holds its
     settings.
     """
     paths = {path for pattern in DECIDING for path in root.glob(pattern) if path.is_file()}
