@@ -1,8 +1,8 @@
 """A head tuned to a domain that its checkpoint was not trained on: the losses side by side.
 
-The domain is a folder of text, by default the C++ headers that torch brings along. Prompts are cut
-from it in mid-file; the same of them are tuned on under each loss, and the same are held out, whole
-files at a time. Everything is `outrider tune-head`, run once for each loss.
+The domain is a folder of text, by default the C++ headers that torch's build writes of its
+operators. Prompts are cut from it in mid-file; the same of them are tuned on under each loss, and
+the same are held out, whole files at a time. Everything is `outrider tune-head`, run once for each loss.
 """
 
 import json
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from outrider.config.head_tuning import LossKind
 
 SUITE = "prose"  # Not Python: a file is cut anywhere in its halves.
-HEADERS = Path(torch.__file__).parent / "include" / "torch"
+HEADERS = Path(torch.__file__).parent / "include" / "ATen" / "ops"
 
 app = make_app("benchmarks.domain_tuning")
 
@@ -90,13 +90,13 @@ def domain_tuning(
     suffix: Annotated[str, typer.Option(help="Of the files that are read.")] = ".h",
     num_prompts: Annotated[
         int, typer.Option(metavar="N", min=2, help="Tuned on and held out together.")
-    ] = 400,
+    ] = 800,
     losses: Annotated[
         str, typer.Option(metavar="LIST", help="What the head is held to, one after the other.")
     ] = "ce,kl,lk",
     temperatures: Annotated[
         str, typer.Option(metavar="LIST", help="Texts are written and measured at each.")
-    ] = "0,1",
+    ] = "0,0.7",
     max_tokens: Annotated[
         int, typer.Option(metavar="N", min=LEAST_DRAFTED_TOKENS, help="Tokens of each text.")
     ] = 128,
@@ -177,7 +177,7 @@ def _show(plan: HeadTuningConfig, report: HeadTuningReport) -> None:
             with_interval(change.gain_fresh, change.gain_fresh_ci95, "+.2f")
             + ("" if share is None else f", {share:+.1%}"),
         )
-    report_console().print(table)
+    report_console(120).print(table)
 
 
 if __name__ == "__main__":
