@@ -2,7 +2,8 @@
 
 The domain is a folder of text, by default the C++ headers that torch's build writes of its
 operators. Prompts are cut from it in mid-file; the same of them are tuned on under each loss, and
-the same are held out, whole files at a time. Everything is `outrider tune-head`, run once for each loss.
+the same are held out, whole files at a time. Everything is `outrider tune-head`, run once for each
+loss.
 """
 
 import json

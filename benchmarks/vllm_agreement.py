@@ -42,6 +42,8 @@ class Agreement:
         num_shared: tokens that come after the same tokens as those of K = 0.
         num_shared_agreeing: of them, what our engine would have written.
         num_plain_agreeing: the same of the tokens of K = 0 in these places.
+        num_only_wrong: places among them where ours is the token of K = 0 alone.
+        num_only_plain_wrong: places among them where ours is the token of this K alone.
         num_same_texts: texts that are token for token those of K = 0.
         num_texts: texts.
         mean_acceptance_length: 1 + accepted / drafts; 1 without drafts.
@@ -59,6 +61,8 @@ class Agreement:
     num_shared: int
     num_shared_agreeing: int
     num_plain_agreeing: int
+    num_only_wrong: int
+    num_only_plain_wrong: int
     num_same_texts: int
     num_texts: int
     mean_acceptance_length: float
@@ -146,6 +150,8 @@ def _agreement(
         num_shared=len(shared),
         num_shared_agreeing=sum(gap == 0 for gap, _ in shared),
         num_plain_agreeing=sum(plain_gap == 0 for _, plain_gap in shared),
+        num_only_wrong=sum(gap > 0 and plain_gap == 0 for gap, plain_gap in shared),
+        num_only_plain_wrong=sum(gap == 0 and plain_gap > 0 for gap, plain_gap in shared),
         num_same_texts=sum(a == b for (a, _), (b, _) in zip(judged, plain, strict=True)),
         num_texts=len(judged),
         mean_acceptance_length=1 + accepted / drafts if drafts else 1.0,

@@ -27,6 +27,7 @@ from benchmarks.vllm_agreement import Agreement, Comparison
 from benchmarks.vllm_faults import faults
 from benchmarks.vllm_judge import ForbiddenTokenError, Judge
 from benchmarks.vllm_process import VllmError, run_vllm
+from outrider.bundled import BUNDLED_SUITES
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.errors import ConfigError
@@ -103,6 +104,11 @@ def _few(engine: dict[str, Any], **others: Any) -> Comparison:
     return Comparison(engine, num_prompts=4, max_tokens=32, **others)
 
 
+def _many(engine: dict[str, Any]) -> Comparison:
+    """For a dtype in which a text may differ, at most once in a way that tells of K."""
+    return Comparison(engine, tuple(BUNDLED_SUITES))
+
+
 ENTRIES = (
     Entry("TP1", Comparison({})),
     Entry("TP1, prefix caching", Comparison(PREFIX)),
@@ -111,7 +117,7 @@ ENTRIES = (
     Entry("TP2", _few(TP2)),
     Entry("TP2 + EP", _few({**TP2, **EP})),
     Entry("PP2", _few(PP2), (3,), refusal="pipeline_parallel_size=1"),
-    Entry("TP1, bfloat16", Comparison({"dtype": "bfloat16"})),
+    Entry("TP1, bfloat16", _many({"dtype": "bfloat16"})),
     Entry("DP2 + EP", _few({**DP2, **EP})),
     Entry("TP2 x DP2", _few({**TP2, **DP2}), (0, 3)),
     Entry("TP2 x DP2, EP over 4", _few({**TP2, **DP2, **EP}), (0, 3)),
@@ -119,7 +125,7 @@ ENTRIES = (
     Entry("DP2", _few(DP2)),
     Entry("TP2 + EP, prefix caching, pieces", _few({**TP2, **EP, **PREFIX, **PIECES}), (0, 3)),
     Entry("DP2 + EP, JSON schema", _few({**DP2, **EP}, suites=("json",), has_schema=True), (0, 3)),
-    Entry("TP1, bfloat16, prefix caching", Comparison({"dtype": "bfloat16", **PREFIX})),
+    Entry("TP1, bfloat16, prefix caching", _many({"dtype": "bfloat16", **PREFIX})),
 )  # fmt: skip
 
 
@@ -213,8 +219,8 @@ def source_id(root: Path = ROOT) -> str:
     """Of the files of `DECIDING` as they lie there, whether git knows them or not.
 
     What no row depends on is left out: the server and its page, the command line, the grammars of
-    our own engine (the judge has vLLM's), training itself, and the list of ways, since a row holds its
-    settings.
+    our own engine (the judge has vLLM's), training itself, and the list of ways, since a row holds
+    its settings.
     """
     paths = {path for pattern in DECIDING for path in root.glob(pattern) if path.is_file()}
     content = sha256()

@@ -35,6 +35,8 @@ GOOD = Agreement(
     num_shared=1000,
     num_shared_agreeing=1000,
     num_plain_agreeing=1000,
+    num_only_wrong=0,
+    num_only_plain_wrong=0,
     num_same_texts=8,
     num_texts=8,
     mean_acceptance_length=2.5,
@@ -226,8 +228,8 @@ CASES: dict[str, tuple[Comparison, dict[str, Any], list[str]]] = {
     ),
     "bfloat16, worse after the same tokens": (
         Comparison({"dtype": "bfloat16"}),
-        {"num_shared_agreeing": 986},
-        ["14 tokens are wrong where of K = 0 0 are"],
+        {"num_only_wrong": 14, "num_only_plain_wrong": 1},
+        ["where one of the two is wrong, K is in 14 places and K = 0 in 1"],
     ),
     "no hits": (
         Comparison({"enable_prefix_caching": True}),
@@ -251,6 +253,28 @@ CASES: dict[str, tuple[Comparison, dict[str, Any], list[str]]] = {
 def test_faults(comparison: Comparison, changes: dict[str, Any], told: list[str]) -> None:
     plain = replace(GOOD, k=0, num_agreeing=985, mean_acceptance_length=1.0)
     assert faults(comparison, replace(GOOD, **changes), plain) == told
+
+
+def test_a_bfloat16_row_is_at_fault_for_its_first_differences(
+    tmp_path: Path, vllm: FakeVllm
+) -> None:
+    """As many wrong tokens as of K = 0, but those before the first difference are K = 0's."""
+    vllm.texts = {0: [5, 6, 7, 9], 1: [5, 6, 7, 1], 3: [5, 6, 9, 8]}
+    path = tmp_path / "rows.jsonl"
+    run_rows(path, Entry("TP1", Comparison({"dtype": "bfloat16"}, num_prompts=10), (0, 1, 3)))
+    assert [row["faults"] for row in rows_of(path)] == [
+        [],
+        [],
+        ["where one of the two is wrong, K is in 10 places and K = 0 in 0"],
+    ]
+    assert [row["num_agreeing"] for row in rows_of(path)] == [30, 30, 30]
+
+
+def test_bfloat16_is_compared_over_enough_texts() -> None:
+    """A text has one place that tells of K, and ten of them are the least that can."""
+    for entry in ENTRIES:
+        if entry.comparison.engine_options["dtype"] == "bfloat16":
+            assert entry.comparison.num_prompts * len(entry.comparison.suites) >= 20, entry.name
 
 
 def test_worse_than_chance() -> None:

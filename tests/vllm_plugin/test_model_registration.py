@@ -26,6 +26,29 @@ def test_our_models_stand_in_for_vllms_on_the_cpu() -> None:
     ]
 
 
+_PROPOSERS = """
+from vllm.v1.spec_decode.eagle import EagleProposer
+from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
+from vllm.v1.spec_decode.step3p5 import Step3p5MTPProposer
+from vllm.v1.worker import gpu_model_runner
+before = EagleProposer.__init__, SpecDecodeBaseProposer.model_returns_tuple
+from outrider.vllm_plugin import register
+register(); register()
+after = EagleProposer.__init__, SpecDecodeBaseProposer.model_returns_tuple
+# The runner asks by these names which way it drafts.
+print(issubclass(Step3p5MTPProposer, gpu_model_runner.EagleProposer))
+print([new.__wrapped__ is old for new, old in zip(after, before)])
+"""
+
+
+@pytest.mark.vllm
+def test_proposers_of_other_heads_stay_what_the_runner_takes_them_for() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", _PROPOSERS], capture_output=True, text=True, check=True, timeout=300
+    )
+    assert found.stdout.splitlines()[-2:] == ["True", "[True, True]"]
+
+
 @pytest.mark.vllm
 @pytest.mark.parametrize(
     ("kind", "told"),

@@ -66,6 +66,8 @@ def test_mtp_resolves_to_the_head_of_qwen4_exp(target: Any) -> None:
 
 def test_no_drafts_are_no_options(target: Any) -> None:
     assert speculative(target, None) is None
+    unused = {"rejection_sampler_config": {"enable_block_verify": False}}
+    assert speculative(target, None, additional_config=unused) is None
 
 
 @pytest.mark.parametrize(
@@ -109,6 +111,18 @@ ERRORS = {
         "unknown option 'additional_config.rejection_sampler_config.enable_block_verfy'; the "
         'nearest is "additional_config.rejection_sampler_config.enable_block_verify"',
     ),
+    "a rule without drafts": (
+        None,
+        BLOCK,
+        "additional_config.rejection_sampler_config.enable_block_verify true has no effect without "
+        "speculative_config",
+    ),
+    "an unknown key without drafts": (
+        None,
+        {"rejection_sampler_config": {"enable_block_verfy": False}},
+        "unknown option 'additional_config.rejection_sampler_config.enable_block_verfy'; the "
+        'nearest is "additional_config.rejection_sampler_config.enable_block_verify"',
+    ),
     "not a truth value": (
         MTP,
         {"rejection_sampler_config": {"enable_block_verify": "yes"}},
@@ -119,7 +133,7 @@ ERRORS = {
 
 @pytest.mark.parametrize(("options", "additional", "told"), ERRORS.values(), ids=ERRORS.keys())
 def test_errors(
-    target: Any, options: dict[str, Any], additional: dict[str, Any], told: str
+    target: Any, options: dict[str, Any] | None, additional: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
         speculative(target, options, additional_config=additional)

@@ -68,7 +68,7 @@ class LossConfig:
     # Adam's step on the head's own parameters does not depend on this weight; it decides how much
     # the trunk and the shared embedding listen to the head. 0 trains a trunk without a head.
     mtp_weight: float = 0.3
-    # True hides the trunk from the head's gradient: the trunk is then what it is without a head, and
+    # True hides the trunk from the head's gradient: the trunk is then what it is without a head,
     # its streams no easier to draft from. docs/training.md has what either way costs.
     detach_trunk: bool = False
     router_balance_weight: float = 0.01

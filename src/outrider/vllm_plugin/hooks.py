@@ -127,7 +127,7 @@ HOOKS: Final[tuple[Hook, ...]] = (
     ),
     Hook(
         "metrics",
-        "drafts without a valid token and tokens past the end of a text are not counted",
+        "drafts without a valid token and tokens past an end-of-text id or a limit are not counted",
         "metrics",
     ),
     Hook(

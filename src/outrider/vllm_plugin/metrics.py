@@ -2,8 +2,10 @@
 
 A draft counts if it had a valid token: structured output can leave none, and vLLM counts it all the
 same, which lowers the mean acceptance length and the rates by position. An accepted token counts
-if it was emitted: an end of text in the middle of a window cuts those after it. The line of the
-log, the Prometheus series and the figures of each request are fed from these counts.
+if it was emitted: an end-of-text id, a stop token id or the limit of tokens in the middle of a
+window cuts those after it. (A stop string is found after the count, by vLLM's front end, so that
+tokens behind it in its window are counted.) The line of the log, the Prometheus series and the
+figures of each request are fed from these counts.
 """
 
 from __future__ import annotations

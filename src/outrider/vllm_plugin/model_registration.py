@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from outrider.vllm_plugin import proposer
+
 _MODELS = {
     "Qwen4ExpForCausalLM": "model",
     "Qwen4ExpForConditionalGeneration": "model",
@@ -26,12 +28,4 @@ def install() -> None:
 
     for architecture, module in _MODELS.items():
         ModelRegistry.register_model(architecture, f"{__package__}.{module}:{architecture}")
-    _install_proposer()
-
-
-def _install_proposer() -> None:
-    from vllm.v1.worker import gpu_model_runner
-
-    from outrider.vllm_plugin.proposer import Qwen4ExpMTPProposer
-
-    gpu_model_runner.EagleProposer = Qwen4ExpMTPProposer
+    proposer.install()

@@ -46,7 +46,9 @@ def _checked(create: Callable[..., Any]) -> Callable[..., Any]:
             },
             **_given(method=self.spec_method, num_speculative_tokens=self.spec_tokens),
         }
-        if options:
+        if not options:
+            _check_without_drafts(self.additional_config)
+        else:
             if options.get("method") == _HEAD_TYPE:
                 raise ConfigError(f'speculative_config.method: write "mtp", not "{_HEAD_TYPE}"')
             chosen = _rule_options(options, self.additional_config)
@@ -120,6 +122,17 @@ def _rule_options(options: dict[str, Any], additional: object) -> dict[str, Any]
     return chosen
 
 
+def _check_without_drafts(additional: object) -> None:
+    """Refuses a rule for drafts that there are not.
+
+    Platforms that are plugins themselves read this part of `additional_config` on their own.
+    """
+    if block_verification.obstacle() is None and _enable_block_verify(additional):
+        raise ConfigError(
+            f"{_BLOCK_VERIFY}.enable_block_verify true has no effect without speculative_config"
+        )
+
+
 def _enable_block_verify(additional: object) -> bool | None:
     """What the user says of the rule in `additional_config`, None if nothing.
 
@@ -149,7 +162,8 @@ def check_runner(config: Any) -> None:
     if rule == "block" and not is_active("block-verification"):
         raise ConfigError(
             f"{where} has no effect in vLLM's V1 model runner without outrider's hook "
-            'block-verification, which is off; write "standard"'
+            'block-verification, which is off; write "standard", and leave out '
+            f"{_BLOCK_VERIFY}"
         )
     if rule == "synthetic" and current_platform.is_cpu():
         raise ConfigError(f'{where} is not known to vLLM\'s kernels for the CPU; write "standard"')
