@@ -12,6 +12,7 @@ Shape legend, used by every docstring of the package:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -212,6 +213,7 @@ class Window:
         max_seq_len: N, the largest number of visible positions.
         is_contiguous: rows are 0..b*L-1 in order, so a view does what a gather would.
         has_pending: some request may have pending rows.
+        has_drafts: some row is a draft.
         snapshots: where states are kept within the certain rows, or None.
     """
 
@@ -228,6 +230,7 @@ class Window:
     max_seq_len: int
     is_contiguous: bool
     has_pending: bool
+    has_drafts: bool
     snapshots: WindowSnapshots | None = None
 
     @property
@@ -278,6 +281,17 @@ class ForwardBatch:
     def num_rows(self) -> int:
         """T."""
         return int(self.token_ids.shape[0])
+
+    @cached_property
+    def is_draft(self) -> Tensor | None:
+        """[T] bool; None where every row is certain."""
+        if not any(window.has_drafts for window in self.windows):
+            return None
+        rows = None
+        for window in self.windows:
+            is_draft = window.is_row.cumsum(-1) > window.num_certain_rows[:, None]
+            rows = window.scatter(is_draft, rows, self.num_rows)
+        return rows
 
 
 @dataclass

@@ -19,6 +19,7 @@ from outrider.engine.engine import LLMEngine
 from outrider.models.qwen4_exp.cache_specs import MTP_GROUPS, TARGET_ATTENTION, TARGET_INDEX
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from tests.models.feeder import Feeder, Piece
+from tests.scripted_proposer import Drafter, Script, ScriptedProposer
 from tests.tiny_engine import (
     VOCAB_SIZE,
     Decoded,
@@ -249,6 +250,32 @@ def test_a_broken_request_among_others(length: int, k: int) -> None:
     assert token_ids(decode(engine, jobs())) == expected()
 
 
+@pytest.mark.parametrize("place", range(1, K + 1))
+def test_a_draft_that_breaks_the_trunk_breaks_no_row_before_it(place: int) -> None:
+    """It runs in the window of the rows that decide whether it stays, and in none after them."""
+    engine = make_engine(model_with_a_bad_id(), K, max_num_seqs=4)
+
+    def with_a_bad_id(perfect: Script) -> Script:
+        return lambda text, k: [
+            BAD_ID if number == place else one for number, one in enumerate(perfect(text, k), 1)
+        ]
+
+    engine.proposer = ScriptedProposer(
+        {
+            str(i): with_a_bad_id(Drafter([*prompt, *output], VOCAB_SIZE).perfect)
+            for i, (prompt, output) in enumerate(zip(prompts(), expected(), strict=True))
+        },
+        K,
+    )
+    results = decode(engine, jobs())
+    assert token_ids(results) == expected()
+    assert all(result.finish_reason == "length" for result in results)
+    accepted = {num_accepted for r in results for drafts, num_accepted, _ in r.windows if drafts}
+    assert max(accepted) == place - 1
+    assert engine.metrics.num_fallbacks == 0
+    assert_finite(engine)
+
+
 @pytest.mark.parametrize("num_steps", [1, 2])
 def test_a_broken_request_that_is_aborted_before_it_is_noticed(num_steps: int) -> None:
     """Its prompt runs in pieces; nobody has looked at a logit of it yet."""
@@ -283,6 +310,26 @@ def test_a_head_that_breaks_for_one_request() -> None:
     bad.clear()
     again = decode(engine, jobs())
     assert [r.windows for r in again] == [r.windows for r in reference]
+
+
+def test_a_broken_head_is_the_head_of_its_request_alone() -> None:
+    """Who comes in while its drafts wait has no drafts, and the first row of theirs is not its."""
+    engine = make_engine(model(), K)
+    propose = engine.proposer.propose
+
+    def broken_propose(batch: Any, hidden_states: Tensor, result: Any) -> Any:
+        assert batch.requests[0].request_id == "broken"
+        hidden_states[: batch.spans[0].num_rows] = torch.nan
+        return propose(batch, hidden_states, result)
+
+    engine.proposer.propose = broken_propose  # type: ignore[method-assign]
+    engine.add_request("broken", prompts()[3], greedy(MAX_TOKENS))
+    engine.step()
+    engine.add_request("sound", prompts()[4], greedy(MAX_TOKENS))
+    engine.step()
+    requests = engine.scheduler._requests
+    assert not requests["broken"].has_sound_head
+    assert requests["sound"].has_sound_head
 
 
 def test_a_broken_piece_spreads_to_no_row_of_its_pass() -> None:

@@ -113,3 +113,19 @@ def test_steps_without_drafts_lower_no_acceptance(period: int, chunk: int) -> No
         assert all(windows[length] == others[length] for length in shared)
         num_shared += len(shared)
     assert num_shared > 8
+
+
+def test_a_step_says_whether_it_ran_rows_of_a_prompt() -> None:
+    engine = make_engine(tiny_model(), 2, max_num_batched_tokens=8, max_num_seqs=2)
+    engine.add_request("short", [5, 6], greedy(30))
+    engine.add_request("long", [7] * 40, greedy(4))
+    flags, first = [], None
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+        flags.append(engine.has_prompt_rows)
+        if first is None and any(output.request_id == "long" for output in outputs):
+            first = len(flags)
+    assert first is not None
+    assert first >= 6
+    assert flags == [True] * first + [False] * (len(flags) - first)
+    assert len(flags) > first

@@ -131,9 +131,17 @@ def test_no_prompts(tokenizer: Tokenizer) -> None:
 
 def test_speed_counts_steps_that_only_decode() -> None:
     speed = DecodeSpeed()
-    speed.observe(num_tokens=5, seconds=9.0, has_first_token=True)
-    speed.observe(num_tokens=0, seconds=9.0, has_first_token=False)
+    speed.observe(num_tokens=5, seconds=9.0, has_prompt=True)
+    speed.observe(num_tokens=0, seconds=9.0, has_prompt=False)
     assert speed.tokens_per_s == 0
-    speed.observe(num_tokens=3, seconds=0.5, has_first_token=False)
-    speed.observe(num_tokens=1, seconds=0.5, has_first_token=False)
+    speed.observe(num_tokens=3, seconds=0.5, has_prompt=False)
+    speed.observe(num_tokens=1, seconds=0.5, has_prompt=False)
     assert (speed.num_tokens, speed.seconds, speed.tokens_per_s) == (4, 1.0, 4.0)
+
+
+def test_steps_with_rows_of_a_prompt_are_no_decoding(tokenizer: Tokenizer) -> None:
+    engine = ScriptedEngine(tokenizer, [[emit(0, [7])], [emit(0, [7])], [emit(0, [7], "length")]])
+    engine.has_prompt_rows = True
+    run = DecodeRun(engine)  # type: ignore[arg-type]
+    run.run(prompts(1), [PARAMS])
+    assert run.speed.num_tokens == 0

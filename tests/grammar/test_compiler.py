@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from outrider.errors import RequestError
+from outrider.grammar.compile_process import CompilerGoneError
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.structured_outputs import StructuredOutputsParams
 from outrider.tokenizer import Tokenizer
@@ -87,11 +88,31 @@ def test_a_deadline_ends_the_process_and_nothing_else() -> None:
     assert process is not None
     process.kill()
     process.wait()
-    with pytest.raises(RequestError, match=r"the compiler has ended|too much memory"):
-        compiler.compile(StructuredOutputsParams(choice=["b"]))
-    compiler.compile(StructuredOutputsParams(choice=["c"]))
+    # What it was not asked is nobody's fault, and is compiled by the next one.
+    compiler.compile(StructuredOutputsParams(choice=["b"]))
     compiler.close()
     assert process.poll() is not None
+
+
+def test_what_a_missing_compiler_says_is_not_remembered(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler.compile(StructuredOutputsParams(regex="a"))
+    assert compiler._process is not None
+    process, params = compiler._process._process, StructuredOutputsParams(regex="b+")
+    assert process is not None
+    assert process.stdin is not None
+    # It goes between the look at it and the question.
+    process.kill()
+    process.wait()
+    monkeypatch.setattr(process, "poll", lambda: None)
+    with pytest.raises(CompilerGoneError, match="cannot be compiled: the compiler has ended"):
+        compiler.compile(params)
+    monkeypatch.setattr("outrider.grammar.compile_process._PROGRAM", "raise SystemExit")
+    with pytest.raises(CompilerGoneError, match="cannot be compiled: the compiler does not start"):
+        compiler.compile(params)
+    monkeypatch.undo()
+    assert compiler.compile(params) is compiler.compile(params)
 
 
 def test_requests_wait_beside_one_another(compiler: GrammarCompiler) -> None:

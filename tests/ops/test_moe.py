@@ -102,7 +102,7 @@ def test_experts_without_rows() -> None:
             matrix[expert] = torch.nan
     expected = routed_experts_naive(hidden, ids, share, *weights)
     assert not expected.isnan().any()
-    for form in (routed_experts_gathered, routed_experts_grouped):
+    for form in (routed_experts_dense, routed_experts_gathered, routed_experts_grouped):
         assert_near(form(hidden, ids, share, *weights), expected)
 
 

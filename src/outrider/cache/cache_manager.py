@@ -354,6 +354,7 @@ class CacheManager:
             max_seq_len=num_keys,
             is_contiguous=is_whole and bool(is_row.all()),
             has_pending=bool(kept.any()),
+            has_drafts=bool(drafts.any()),
             snapshots=snapshots,
         )
 

@@ -39,7 +39,8 @@ class PrefixSharing:
         drafter_max_model_len: positions from here on the head does not run; None is no limit.
 
     Attributes:
-        num_queried_tokens: of all requests when they were let in for the first time.
+        num_queried_tokens: of requests when they were let in for the first time, but for those
+            that ask for log probabilities of their prompt and so run all of it.
         num_hit_tokens: those of them that did not have to run.
     """
 

@@ -40,8 +40,8 @@ class DecodeStats(SpecDecodeStats):
 class DecodeSpeed:
     """Tokens and seconds of the steps that decoded and did nothing else.
 
-    A step in which some request emitted its first token ran over that request's prompt as well, so
-    neither its tokens nor its time count.
+    Of a step that ran over some request's prompt as well, or over a piece of it, neither the tokens
+    nor the time count.
 
     Attributes:
         num_tokens: emitted in those steps.
@@ -51,9 +51,9 @@ class DecodeSpeed:
     num_tokens: int = 0
     seconds: float = 0.0
 
-    def observe(self, num_tokens: int, seconds: float, has_first_token: bool) -> None:
+    def observe(self, num_tokens: int, seconds: float, *, has_prompt: bool) -> None:
         """Counts one step."""
-        if num_tokens and not has_first_token:
+        if num_tokens and not has_prompt:
             self.num_tokens += num_tokens
             self.seconds += seconds
 
@@ -140,13 +140,14 @@ class DecodeRun:
         start = time.perf_counter()
         step_outputs = self.engine.step()
         seconds = time.perf_counter() - start
-        num_tokens, has_first_token = 0, False
+        num_tokens, has_prompt = 0, self.engine.has_prompt_rows
         for step_output in step_outputs:
             choice = self._processor.choice(step_output.request_id)
             num_tokens += len(step_output.new_token_ids)
-            has_first_token |= not choice.output.token_ids
+            # A prompt may be a single token.
+            has_prompt |= not choice.output.token_ids
             step_output.count(self.metrics)
             if self.on_text is not None and step_output.new_text and choice.output.index == 0:
                 self.on_text(indexes[choice.request_id], step_output.new_text)
-        self.speed.observe(num_tokens, seconds, has_first_token)
+        self.speed.observe(num_tokens, seconds, has_prompt=has_prompt)
         return self._processor.process(step_outputs)

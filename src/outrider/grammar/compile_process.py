@@ -34,6 +34,13 @@ _PROGRAM = (
 )
 
 
+class CompilerGoneError(RequestError):
+    """The program is not there to be asked, which says nothing of the grammar."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"structured_outputs cannot be compiled: {reason}")
+
+
 class _GoneError(Exception):
     """The program does not answer, and why."""
 
@@ -61,12 +68,18 @@ class CompileProcess:
         """The compiled grammar as text. For one thread at a time.
 
         Raises:
-            RequestError: it cannot be compiled, or not within the limits.
+            CompilerGoneError: the program does not start, or has just ended.
+            RequestError: the grammar cannot be compiled, or not within the limits.
         """
+        if self._process is not None and self._process.poll() is not None:
+            self.stop()  # It has ended with nothing to do.
+        if self._process is None:
+            self._start()
         try:
-            if self._process is None:
-                self._start()
             answer = self._ask(structural_tag, self._timeout_s)
+        except CompilerGoneError:
+            self.stop()
+            raise
         except _GoneError as error:
             self.stop()
             raise RequestError(f"structured_outputs cannot be compiled: {error}") from None
@@ -92,7 +105,11 @@ class CompileProcess:
         self._process = process
         # At the end of this object or of the interpreter; the program also ends with its stdin.
         weakref.finalize(self, _kill, process)
-        self._ask(self._vocabulary, _START_TIMEOUT_S)
+        try:
+            self._ask(self._vocabulary, _START_TIMEOUT_S)
+        except (CompilerGoneError, _GoneError):
+            self.stop()
+            raise CompilerGoneError("the compiler does not start") from None
 
     def _ask(self, question: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         process = self._process
@@ -102,7 +119,7 @@ class CompileProcess:
             process.stdin.write(json.dumps(question).encode() + b"\n")
             process.stdin.flush()
         except OSError:
-            raise _GoneError("the compiler has ended") from None
+            raise CompilerGoneError("the compiler has ended") from None
         answer: dict[str, Any] = json.loads(_read_line(process, timeout_s))
         return answer
 

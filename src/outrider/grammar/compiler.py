@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from outrider.errors import RequestError
-from outrider.grammar.compile_process import CompileProcess
+from outrider.grammar.compile_process import CompileProcess, CompilerGoneError
 from outrider.grammar.grammar_path import GrammarPath
 from outrider.grammar.structural_tag import structural_tag
 
@@ -116,7 +116,11 @@ class GrammarCompiler:
             self._process.stop()
 
     def _compile(self, params: StructuredOutputsParams) -> XGrammarGrammar | str:
-        """A grammar, or what is wrong with it."""
+        """A grammar, or what is wrong with it.
+
+        Raises:
+            CompilerGoneError: nobody has said whether anything is.
+        """
         try:
             tag = structural_tag(params)
             if self._process is None or self._vocabulary is None:
@@ -125,6 +129,8 @@ class GrammarCompiler:
             assert self._vocabulary is not None, "it has been read"
             grammar = self._vocabulary.read(self._process.compile(tag))
             first = grammar.matcher().bitmask()
+        except CompilerGoneError:
+            raise
         except RequestError as error:
             return str(error)
         if first is not None and not first.any():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from outrider.batch import SampledTokens, ScheduledBatch
+from outrider.batch import DraftTokens, SampledTokens, ScheduledBatch
 from outrider.sampling import Purpose, compute_probs, gumbel_noise, uniforms
 from outrider.spec_decode.output_logprobs import OutputLogprobs
 from outrider.spec_decode.request_sampling import (
@@ -62,8 +62,7 @@ class RejectionSampler:
         else:
             result = self._verify(windows, logits)
         logprobs = OutputLogprobs.of(windows, logits, result.output_token_ids, self._defaults)
-        unsound = None if batch.drafts is None else batch.drafts.is_unsound
-        return _on_host(len(batch.requests), windows, result, logprobs, unsound)
+        return _on_host(len(batch.requests), windows, result, logprobs, batch.drafts)
 
     def _verify(self, windows: SampledWindows, logits: Tensor) -> VerifyResult:
         """Applies each request's rule."""
@@ -138,12 +137,12 @@ def _on_host(
     windows: SampledWindows,
     result: VerifyResult,
     window_logprobs: OutputLogprobs | None,
-    is_unsound: Tensor | None,
+    drafts: DraftTokens | None,
 ) -> SampledTokens:
     """Brings the decision to the host: the only place where every step waits for the device."""
     doubts = torch.zeros_like(result.num_accepted_tokens)
-    if is_unsound is not None:
-        doubts = is_unsound[torch.tensor(windows.members, device=doubts.device)].long()
+    if drafts is not None and drafts.is_unsound is not None:
+        doubts = drafts.is_unsound[torch.tensor(windows.members, device=doubts.device)].long()
     accepted, drafted, broken = [0] * size, [0] * size, [False] * size
     outputs: list[list[int]] = [[] for _ in range(size)]
     num_fallbacks, unsound = [0] * size, [False] * size
@@ -167,7 +166,9 @@ def _on_host(
     of_windows = None if window_logprobs is None else window_logprobs.to_host(len(packed))
     for place, (i, row) in enumerate(zip(windows.members, packed, strict=True)):
         accepted[i], drafted[i], is_broken, num_fallbacks[i], has_unsound, *token_ids = row
-        broken[i], unsound[i] = bool(is_broken), bool(has_unsound)
+        # Those without drafts have the row of some other request there.
+        has_drafts = drafts is not None and drafts.num_drafts[i] > 0
+        broken[i], unsound[i] = bool(is_broken), has_drafts and bool(has_unsound)
         outputs[i] = [] if is_broken else token_ids[: accepted[i] + 1]
         if of_windows is not None and (entries := of_windows[place]) is not None:
             logprobs[i] = entries[: len(outputs[i])]

@@ -127,6 +127,11 @@ class GatedDeltaNet(nn.Module):
         length = q.shape[1]
         is_certain = _prefix(window.num_certain_rows, length)
         is_used = window.is_row
+        if window.has_drafts:
+            # Rows before a draft read it under a decay of 0, and 0 * NaN is NaN. Those after it
+            # are as broken, by the convolution.
+            is_finite = columns[:, self.history :].isfinite().all(-1).long().cumprod(-1).bool()
+            is_used = is_used & (is_certain | is_finite)
         is_folded = is_certain
         new = (k, v, decay, beta)
         if num_pending:

@@ -226,6 +226,12 @@ class SparseAttention(nn.Module):
         """
         query, gate, key, value = self._project(hidden, angles)
         raw_queries, raw_key = self.indexer.project(hidden)
+        if batch.is_draft is not None:
+            # Rows before a draft read it under a mask, and 0 * NaN is NaN.
+            key, value, raw_key = (
+                x.masked_fill(batch.is_draft.view(-1, *[1] * (x.dim() - 1)) & ~x.isfinite(), 0.0)
+                for x in (key, value, raw_key)
+            )
         slots, index_slots = batch.slot_mapping[state.group], batch.slot_mapping[state.index_group]
         state.keys.index_copy_(0, slots, key)
         state.values.index_copy_(0, slots, value)

@@ -43,7 +43,9 @@ def routed_experts_dense(
     share = weights.new_zeros(hidden.shape[0], gate_up.shape[0]).scatter_add(1, expert_ids, weights)
     gate, up = (hidden @ gate_up.transpose(1, 2)).chunk(2, dim=-1)
     outputs = (F.silu(gate) * up) @ down.transpose(1, 2)
-    return (outputs * share.t()[..., None]).sum(0)
+    share = share.t()[..., None]
+    # What was not asked for may have overflown, and 0 * NaN is NaN.
+    return (outputs * share).masked_fill(share == 0, 0.0).sum(0)
 
 
 def routed_experts_gathered(
