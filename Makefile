@@ -1,4 +1,4 @@
-# Every target calls a script, so that people, pre-commit and CI run the same thing.
+# Every target calls a script, so that people and CI run the same thing.
 .DEFAULT_GOAL := help
 .PHONY: help venv run serve test check verify bench vllm test-vllm verify-vllm clean
 
@@ -23,7 +23,7 @@ check: ## formatting, lint, types, layers, sizes
 verify: ## compare K > 0 with K = 0 over the full matrix (long)
 	@scripts/verify
 
-bench: ## measure K = 3 against K = 0
+bench: ## measure K = 1 to 4 against K = 0
 	@scripts/bench
 
 vllm: ## make .venv-vllm and serve the bundled checkpoint on vLLM, on the CPU, on 127.0.0.1:8000

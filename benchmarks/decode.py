@@ -104,7 +104,7 @@ class Measurement:
 
 
 @app.command()
-@takes_engine_options
+@takes_engine_options()
 def decode(
     *,
     k: Annotated[

@@ -107,7 +107,7 @@ class Measurement:
 
 
 @app.command()
-@takes_engine_options
+@takes_engine_options()
 def prefix(
     *,
     k: Annotated[int, typer.Option("-k", metavar="K", help="Drafts per step.")] = 3,

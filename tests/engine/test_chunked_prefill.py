@@ -122,7 +122,7 @@ def test_a_step_says_whether_it_ran_rows_of_a_prompt() -> None:
     flags, first = [], None
     while engine.has_unfinished_requests():
         outputs = engine.step()
-        flags.append(engine.has_prompt_rows)
+        flags.append(engine.scheduler.has_prompt_rows)
         if first is None and any(output.request_id == "long" for output in outputs):
             first = len(flags)
     assert first is not None

@@ -56,7 +56,7 @@ class ScriptedEngine:
     def __init__(self, tokenizer: Tokenizer, steps: list[list[StepOutput] | BaseException]) -> None:
         self.config = SimpleNamespace(num_speculative_tokens=3, dtype="float32")
         self.tokenizer = tokenizer
-        self.has_prompt_rows = False
+        self.scheduler = SimpleNamespace(has_prompt_rows=False)
         self.steps = list(steps)
         self.added: list[str] = []
         self.choices: list[tuple[SamplingParams, int]] = []
@@ -117,7 +117,7 @@ class TableEngine:
     ) -> None:
         self.config = SimpleNamespace(num_speculative_tokens=8, dtype=dtype)
         self.tokenizer = tokenizer
-        self.has_prompt_rows = False
+        self.scheduler = SimpleNamespace(has_prompt_rows=False)
         self.margin = margin
         self.asked: list[tuple[list[int], int, SamplingParams]] = []
         self._answer = answer

@@ -141,7 +141,7 @@ def test_speed_counts_steps_that_only_decode() -> None:
 
 def test_steps_with_rows_of_a_prompt_are_no_decoding(tokenizer: Tokenizer) -> None:
     engine = ScriptedEngine(tokenizer, [[emit(0, [7])], [emit(0, [7])], [emit(0, [7], "length")]])
-    engine.has_prompt_rows = True
+    engine.scheduler.has_prompt_rows = True
     run = DecodeRun(engine)  # type: ignore[arg-type]
     run.run(prompts(1), [PARAMS])
     assert run.speed.num_tokens == 0

@@ -51,10 +51,6 @@ class EngineCore:
         rejection_sampler: what stays.
         cache_manager: every kind of state.
         proposer: what may come next.
-
-    Attributes:
-        has_prompt_rows: the last step ran more than the newest token of some request: a piece of
-            a prompt, or again what a request had before it gave way.
     """
 
     def __init__(
@@ -70,7 +66,6 @@ class EngineCore:
         self.rejection_sampler = rejection_sampler
         self.cache_manager = cache_manager
         self.proposer = proposer
-        self.has_prompt_rows = False
 
     @torch.inference_mode()
     def step(self) -> list[StepOutput]:
@@ -79,7 +74,6 @@ class EngineCore:
         Prefill is the same path with no drafts, and plain decoding is K = 0.
         """
         batch = self.scheduler.schedule()
-        self.has_prompt_rows = any(span.num_certain_rows > 1 for span in batch.spans)
         target = self.model_runner.verify(batch)
         result = self.rejection_sampler(batch, target.logits)
         self.cache_manager.commit(batch.spans, result.num_accepted_tokens)

@@ -42,6 +42,10 @@ class Scheduler:
         num_speculative_tokens: K.
         drafter_max_model_len: positions from here on get no draft; None is no limit.
         long_prefill_token_threshold: rows of one prompt in a step; 0 is as many as find room.
+
+    Attributes:
+        has_prompt_rows: the last step ran more than the newest token of some request: a piece of
+            a prompt, or again what a request had before it gave way.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class Scheduler:
                 cache_manager, num_speculative_tokens, drafter_max_model_len
             )
         self.num_preemptions = 0
+        self.has_prompt_rows = False
 
     @property
     def has_unfinished_requests(self) -> bool:
@@ -127,6 +132,7 @@ class Scheduler:
             chosen += self._admit(rows)
         requests = [request for request, _ in chosen]
         spans = [span for _, span in chosen]
+        self.has_prompt_rows = any(span.num_certain_rows > 1 for span in spans)
         is_sampling = [
             span.start + span.num_certain_rows == len(request.token_ids) for request, span in chosen
         ]

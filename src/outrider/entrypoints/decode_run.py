@@ -140,7 +140,7 @@ class DecodeRun:
         start = time.perf_counter()
         step_outputs = self.engine.step()
         seconds = time.perf_counter() - start
-        num_tokens, has_prompt = 0, self.engine.has_prompt_rows
+        num_tokens, has_prompt = 0, self.engine.scheduler.has_prompt_rows
         for step_output in step_outputs:
             choice = self._processor.choice(step_output.request_id)
             num_tokens += len(step_output.new_token_ids)

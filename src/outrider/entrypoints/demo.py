@@ -35,7 +35,7 @@ app = make_app("outrider.entrypoints.demo")
 
 
 @app.command()
-@takes_engine_options
+@takes_engine_options()
 def demo(
     *,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens decoded per prompt.")] = 96,

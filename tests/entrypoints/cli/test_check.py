@@ -72,6 +72,15 @@ def test_passes(
     assert 1 <= report["mean_acceptance_length"] <= 5
 
 
+def test_the_number_of_drafts_may_come_with_how_to_draft(
+    model_dir: Path, prompts_file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = '{"method": "ngram", "num_speculative_tokens": 5}'
+    given = ("--prompts", prompts_file, "--speculative-config", config, "--json")
+    assert main(arguments(model_dir, *given)) == 0
+    assert json.loads(capsys.readouterr().out)["k"] == [5]
+
+
 def test_at_least_a_hundred_bundled_prompts_by_default(
     model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

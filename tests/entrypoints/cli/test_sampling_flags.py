@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from outrider import LLM, RequestOutput, SamplingParams
+from outrider.entrypoints.cli import main
 from tests.entrypoints.generate_command import Generate
 
 TEXT = "def f(x):"
@@ -37,6 +38,19 @@ def test_flags_are_parameters(generate: Generate, llm: LLM) -> None:
         ids = generate.ids(TEXT, *SAMPLED, *given)
         assert ids == [api(llm, **params)[0].outputs[0].token_ids], given
         assert ids != [plain], given
+
+
+def test_structured_outputs(generate: Generate) -> None:
+    (output,) = generate.json(TEXT, "--structured-outputs", '{"regex": "[0-9]{3}"}')["outputs"]
+    assert output["text"].isdigit()
+    assert len(output["text"]) == 3
+    for wrong, told in (
+        ('{"regexp": "a"}', "--structured-outputs: unknown key 'regexp'; there are json, regex,"),
+        ("[0-9]", "--structured-outputs: no valid JSON"),
+        ("{}", "structured_outputs"),
+    ):
+        assert main(["generate", TEXT, "--structured-outputs", wrong]) == 2
+        assert told in generate.capsys.readouterr().err
 
 
 def test_stop_strings(generate: Generate, llm: LLM) -> None:

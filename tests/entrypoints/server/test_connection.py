@@ -32,13 +32,18 @@ def grace_s() -> float:
 
 
 @pytest.fixture
+def llm(script: list[Part | None]) -> ScriptedLLM:
+    return ScriptedLLM(script)
+
+
+@pytest.fixture
 def server(
-    monkeypatch: pytest.MonkeyPatch, script: list[Part | None], grace_s: float
+    monkeypatch: pytest.MonkeyPatch, llm: ScriptedLLM, grace_s: float
 ) -> Iterator[RunningServer]:
     monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", TIMEOUT_S)
     monkeypatch.setattr(connection, "GRACE_S", grace_s)
     monkeypatch.setattr(request_body, "BODY_TIMEOUT_S", TIMEOUT_S)
-    with running_server(ScriptedLLM(script), bundled_served_model(), ServerConfig(port=0)) as one:
+    with running_server(llm, bundled_served_model(), ServerConfig(port=0)) as one:
         yield one
 
 
@@ -112,6 +117,24 @@ def test_a_later_head_that_dribbles_is_given_up(server: RunningServer) -> None:
         assert read_answer(client).startswith(b"HTTP/1.1 200")
         client.sendall(b"GET")
         assert dribble(client, b"a") == b""
+
+
+@pytest.mark.parametrize("script", [[Part("x" * 4_000_000, [97]) for _ in range(8)]])
+def test_who_reads_nothing_of_an_answer_is_left(
+    server: RunningServer, llm: ScriptedLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or its request would keep its place for as long as the client likes."""
+    monkeypatch.setattr(connection, "READ_TIMEOUT_S", TIMEOUT_S)
+    body = b'{"prompt": "a", "stream": true}'
+    with connect(server) as client:
+        client.sendall(BODY.replace(b"100000", str(len(body)).encode()) + JSON + body)
+        assert client.recv(64).startswith(b"HTTP/1.1 200")
+        end = time.monotonic() + 20
+        while llm.open_ids and time.monotonic() < end:
+            time.sleep(0.05)
+        assert not llm.open_ids
+        assert len(read_until_closed(client)) < 8 * 4_000_000
+    assert is_well(server)
 
 
 # Time for the answer, however busy the machine is.

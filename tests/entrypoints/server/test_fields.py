@@ -201,7 +201,7 @@ def test_of_a_true_that_is_neutral_one_is_not() -> None:
             ({"role": "user", "content": "a", name: "x"}, f"messages[0].{name}")
             for name in ChatMessage.UNSUPPORTED
         ),
-        ({"role": "user", "content": "a", "name": "x"}, "messages[0].name"),
+        ({"role": "user", "content": "a", "name": 1}, "messages[0].name"),
         ({"role": "user", "content": "a", "tool_call_id": "x"}, "messages[0].tool_call_id"),
         ({"role": "user", "content": "a", "tool_calls": [1]}, "messages[0].tool_calls[0]"),
         ({"role": "user", "content": "a", "reasoning": "x"}, "messages[0].reasoning"),
@@ -214,6 +214,21 @@ def test_of_a_true_that_is_neutral_one_is_not() -> None:
 def test_a_wrong_message_is_named(message: Any, param: str) -> None:
     error = error_of(client().post("/v1/chat/completions", {"messages": [message]}))
     assert error["param"] == param
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant"])
+def test_whoever_speaks_may_have_a_name(role: str) -> None:
+    message = {"role": role, "content": "a", "name": "x"}
+    assert client().post("/v1/chat/completions", {"messages": [message]}).is_success
+
+
+@pytest.mark.parametrize("url", ["/v1/completions", "/v1/chat/completions"])
+def test_ids_in_place_of_tokens_need_logprobs(url: str) -> None:
+    prompt = (
+        {"prompt": "a"} if "chat" not in url else {"messages": [{"role": "user", "content": "a"}]}
+    )
+    error = error_of(client().post(url, {**prompt, "return_tokens_as_token_ids": True}))
+    assert error["param"] == "return_tokens_as_token_ids"
 
 
 def test_an_answer_can_be_sent_back_as_a_message() -> None:

@@ -5,13 +5,14 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx2
 import pytest
 
 from outrider.config import ServerConfig
 from outrider.entrypoints.async_llm import AsyncLLM
-from outrider.entrypoints.server.run import listen
+from outrider.entrypoints.server.run import listen, model_name
 from outrider.errors import ConfigError
 from tests.entrypoints.server.app_client import bundled_served_model
 from tests.entrypoints.server.running_server import RunningServer, running_server
@@ -148,3 +149,14 @@ def test_the_answer_of_a_large_body_comes_although_it_is_not_read() -> None:
         )
         assert response.status_code == 413
         assert httpx2.get(f"{server.url}/health", timeout=20).status_code == 200
+
+
+def test_a_checkpoint_is_called_as_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine" / "below"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    names = [model_name(Path(given)) for given in (".", "..", "/", "/srv/flash/")]
+    assert names == ["below", "mine", "outrider", "flash"]
+    assert model_name(None) == "outrider"

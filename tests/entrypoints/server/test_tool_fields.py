@@ -34,6 +34,18 @@ def tool(**changes: Any) -> dict[str, Any]:
         ({"tools": [tool(name="a b")]}, "tools[0].function.name", "pattern"),
         ({"tools": [tool(name="")]}, "tools[0].function.name", "pattern"),
         ({"tools": [tool(name=1)]}, "tools[0].function.name", "string"),
+        ({"parallel_tool_calls": False}, "parallel_tool_calls", "needs tools"),
+        (
+            {"tools": [tool()], "tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+            "tool_choice.type",
+            "must be 'function', got 'allowed_tools'",
+        ),
+        (
+            {"tools": [tool()], "tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice.function",
+            "is missing",
+        ),
+        ({"tools": [tool()], "tool_choice": "any"}, "tool_choice", "must be 'none', 'auto' or"),
         ({"tools": [tool(), tool()]}, "tools[1].function.name", "that of tools[0] too"),
         (
             {
@@ -116,7 +128,7 @@ ANSWER = {"role": "tool", "tool_call_id": "1", "content": "a"}
                 [called(function={"name": "f", "arguments": arguments})],
                 "messages[0].tool_calls[0].function.arguments",
             )
-            for arguments in ({}, "[]", '{"a', "1")
+            for arguments in ({}, None)
         ),
         ([{**called(), "tool_calls": called()["tool_calls"] * 2}], "messages[0].tool_calls[1].id"),
         ([{**called(), "tool_calls": called()["tool_calls"] * 129}], "messages[0].tool_calls"),
@@ -131,6 +143,13 @@ ANSWER = {"role": "tool", "tool_call_id": "1", "content": "a"}
 def test_what_is_wrong_with_calls_in_messages_is_named(messages: Any, param: str) -> None:
     response = client_of(**PARSERS).post("/v1/chat/completions", {"messages": messages})
     assert (response.status_code, error_of(response)["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("arguments", ['{"a', "[]", "1", ""])
+def test_a_call_that_was_cut_may_be_sent_back(arguments: str) -> None:
+    """A chat goes on with what this server has answered at `max_tokens`."""
+    messages = [called(function={"name": "f", "arguments": arguments})]
+    assert client_of(**PARSERS).post("/v1/chat/completions", {"messages": messages}).is_success
 
 
 def test_messages_with_calls_need_no_parser() -> None:

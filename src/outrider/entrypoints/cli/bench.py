@@ -93,7 +93,7 @@ bench = make_group("bench", "Measure a checkpoint.")
 
 
 @bench.command()
-@takes_engine_options
+@takes_engine_options(max_num_seqs=OFFLINE_MAX_NUM_SEQS, enable_prefix_caching=False)
 def acceptance(
     *,
     k: _K = None,
@@ -119,7 +119,7 @@ def acceptance(
     generated tokens that ends at it has ended within the 64 before; windows without such a token
     are fresh, and their length stands beside that of all.
 
-    32 requests run at once where --max-num-seqs is not given.
+    No prompt finds what another one left, unless --enable-prefix-caching is given.
     """
     temperatures = _parse_temperatures(temperature)
     inputs = _read_suites(suite, prompts_file, num_prompts)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outrider.bundled import BUNDLED_PROMPTS
+from outrider.config import EngineConfig
 from outrider.entrypoints.cli.options import (
     DEFAULT_NUM_SPECULATIVE_TOKENS,
     Options,
@@ -25,7 +26,7 @@ EXIT_MISMATCH = 1
 DEFAULT_NUM_PROMPTS = 100
 
 
-@takes_engine_options
+@takes_engine_options()
 def check(
     *,
     prompts_file: Annotated[
@@ -43,8 +44,14 @@ def check(
         ),
     ] = None,
     k: Annotated[
-        str, typer.Option("-k", metavar="LIST", help="Drafts per step: 3, or 1,2,4, or 1-8.")
-    ] = str(DEFAULT_NUM_SPECULATIVE_TOKENS),
+        str | None,
+        typer.Option(
+            "-k",
+            metavar="LIST",
+            help="Drafts per step: 3, or 1,2,4, or 1-8.",
+            show_default=str(DEFAULT_NUM_SPECULATIVE_TOKENS),
+        ),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(metavar="N", help="Tokens decoded per prompt.")] = 48,
     is_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON.")] = False,
     engine_options: Options,
@@ -56,8 +63,14 @@ def check(
     near-tie, and not as a mismatch, if a choice at or before it was decided by less than 1e-4;
     more than 1 in 10,000 tokens are a failure all the same. In float64 every difference is one.
     """
-    numbers = parse_k_list(k)
-    speculative = speculative_options(max(numbers), engine_options.pop("speculative_config", None))
+    text = engine_options.pop("speculative_config", None)
+    if k is None and text is None:
+        k = str(DEFAULT_NUM_SPECULATIVE_TOKENS)
+    numbers = None if k is None else parse_k_list(k)
+    speculative = speculative_options(None if numbers is None else max(numbers), text)
+    if numbers is None:
+        config = EngineConfig.from_kwargs(speculative_config=speculative, **engine_options)
+        numbers = [config.num_speculative_tokens]
     for name, value in (("--max-tokens", max_tokens), ("--num-prompts", num_prompts)):
         if value is not None and value < 1:
             raise RequestError(f"{name} must be an integer 1 or more, got {value}")

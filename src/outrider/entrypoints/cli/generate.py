@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 DEFAULTS = {"temperature": 0.0, "max_tokens": 128}
 
 
-@takes_engine_options
+@takes_engine_options()
 @takes_sampling_options(**DEFAULTS)
 def generate(
     prompts: Annotated[

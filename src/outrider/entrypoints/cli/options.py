@@ -31,6 +31,7 @@ from outrider.config import (
 )
 from outrider.errors import ConfigError, shown
 from outrider.sampling_params import SamplingParams
+from outrider.structured_outputs import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -69,11 +70,17 @@ _TEXT_FIELDS = {
     "max_body_size": "SIZE",
     "logit_bias": "JSON",
     "default_chat_template_kwargs": "JSON",
+    "structured_outputs": "JSON",
     "temperatures": "LIST",
     **dict.fromkeys(NESTED_OPTIONS, "JSON"),
 }
 # Given as text that nobody else parses.
-_OBJECT_FIELDS = ("logit_bias", "default_chat_template_kwargs")
+_OBJECT_FIELDS = ("logit_bias", "default_chat_template_kwargs", "structured_outputs")
+# Where a command fills in what a field leaves open.
+_HELPS = {
+    "seed": "Makes requests reproducible; without it, or at -1, they draw entropy.",
+    "speculative_config": "How to draft, for what -k does not say.",
+}
 # The seed of a command is that of its requests, -k their number of drafts, and what it prints is
 # text as it comes.
 _FIELDS_ELSEWHERE = {
@@ -82,9 +89,16 @@ _FIELDS_ELSEWHERE = {
 }
 
 
-def takes_engine_options(command: Callable[..., int]) -> Callable[..., int]:
-    """Gives a command a flag for each engine option; it gets those given as `engine_options`."""
-    return _with_flags(command, "engine_options", _flags(EngineConfig, {}, "Engine"))
+def takes_engine_options(
+    **defaults: object,
+) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Gives a command a flag for each engine option; it gets those given as `engine_options`.
+
+    Args:
+        defaults: what the command uses where a flag is missing, shown in its help.
+    """
+    flags = _flags(EngineConfig, defaults, "Engine")
+    return lambda command: _with_flags(command, "engine_options", flags)
 
 
 def takes_server_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -173,7 +187,7 @@ def _with_flags(
     def wrapper(**values: Any) -> int:
         given = {flag.name: values.pop(flag.name) for flag in flags}
         values[name] = {
-            key: parse_json_object(_flag_names(key)[0], value) if key in _OBJECT_FIELDS else value
+            key: _parse_object(key, value) if key in _OBJECT_FIELDS else value
             for key, value in given.items()
             if value not in (None, [])
         }
@@ -184,6 +198,18 @@ def _with_flags(
     # typer reads both.
     wrapper.__annotations__ = {p.name: p.annotation for p in (*kept, *flags)}
     return wrapper
+
+
+def _parse_object(name: str, text: str) -> object:
+    flag = _flag_names(name)[0]
+    value = parse_json_object(flag, text)
+    if name != "structured_outputs":
+        return value
+    known = [field.name for field in fields(StructuredOutputsParams)]
+    unknown = next((key for key in value if key not in known), None)
+    if unknown is not None:
+        raise ConfigError(f"{flag}: unknown key {shown(unknown)}; there are {', '.join(known)}")
+    return StructuredOutputsParams(**value)
 
 
 def _flags(cls: type, defaults: Mapping[str, object], panel: str) -> list[inspect.Parameter]:
@@ -198,7 +224,7 @@ def _flags(cls: type, defaults: Mapping[str, object], panel: str) -> list[inspec
         option_name = NESTED_OPTIONS.get(name, name)
         option = typer.Option(
             *_flag_names(option_name, is_switched_off=default is True),
-            help=_help(helps[name], name in defaults),
+            help=_help(_HELPS.get(option_name, helps[name]), name in defaults),
             show_default=str(default) if isinstance(default, int | float | str) else False,
             metavar=_TEXT_FIELDS.get(name, _metavar(hints[name])),
             rich_help_panel=panel,

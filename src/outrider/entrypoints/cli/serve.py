@@ -18,7 +18,7 @@ from outrider.errors import ConfigError
 _EXTRA = ("fastapi", "prometheus_client", "pydantic", "starlette", "uvicorn")
 
 
-@takes_engine_options
+@takes_engine_options()
 @takes_server_options
 def serve(
     served_model: Annotated[

@@ -53,7 +53,7 @@ _NumSpeculativeTokens = Annotated[
 ]
 
 
-@takes_engine_options
+@takes_engine_options(max_num_seqs=OFFLINE_MAX_NUM_SEQS)
 @takes_tuning_options
 def tune_head(
     *,

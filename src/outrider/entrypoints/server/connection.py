@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     import asyncio
 
 HEAD_TIMEOUT_S = 30.0
+# For a client to read some of what waits for it.
+READ_TIMEOUT_S = 60.0
 # For the answer to a body that did not come in time, and its way to the client.
 GRACE_S = 5.0
 
@@ -21,12 +23,15 @@ class BoundedConnection(H11Protocol):
     """uvicorn's connection, which itself bounds nothing but the time between two requests.
 
     A head must be whole in time, counted from the connection or from its first byte, and so must
-    a body, whether it is read or not: one that is refused by its head is not.
+    a body, whether it is read or not: one that is refused by its head is not. An answer of which
+    nothing is read for long, the buffers full, ends with its connection: the request would keep its
+    place in the queue for as long as the client likes.
     """
 
     # What their side is to send, and when the connection ends if they have not.
     _awaited: type[h11.IDLE] | type[h11.SEND_BODY] | None = None
     _deadline: asyncio.TimerHandle | None = None
+    _reading: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client has connected."""
@@ -47,6 +52,23 @@ class BoundedConnection(H11Protocol):
         """The connection has ended."""
         super().connection_lost(exc)
         self._await(None, 0)
+        self._stop_waiting_for_reader()
+
+    def pause_writing(self) -> None:
+        """The buffers are full."""
+        super().pause_writing()
+        self._stop_waiting_for_reader()
+        self._reading = self.loop.call_later(READ_TIMEOUT_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """The client has read some of it."""
+        super().resume_writing()
+        self._stop_waiting_for_reader()
+
+    def _stop_waiting_for_reader(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
 
     def _watch(self) -> None:
         """Sets the deadline of what is awaited now."""

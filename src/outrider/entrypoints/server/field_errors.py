@@ -43,8 +43,13 @@ def first_error(error: ValidationError, body: object, known: Iterable[str]) -> A
         body: as it was sent.
         known: fields of the body, of which the one nearest to an unknown field is named.
     """
-    found = error.errors(include_url=False, include_context=False)[0]
-    param = _param(found["loc"], body)
+    errors = error.errors(include_url=False, include_context=False)
+    found = errors[0]
+    if found["type"] == "literal_error" and isinstance(found["input"], dict):
+        # One of some words or an object: an object is told what is wrong with it.
+        place = found["loc"][:-1]
+        found = next((one for one in errors[1:] if one["loc"][: len(place)] == place), found)
+    param = _param(found["loc"], body, is_missing=found["type"] == "missing")
     if found["type"] == "extra_forbidden":
         near = difflib.get_close_matches(param, list(known), n=1, cutoff=0.6)
         hint = f"; the nearest is {near[0]}" if near else ""
@@ -57,12 +62,18 @@ def first_error(error: ValidationError, body: object, known: Iterable[str]) -> A
     return invalid(param, f"{param} {reason}, got {shown(found['input'])}")
 
 
-def _param(loc: tuple[int | str, ...], body: object) -> str:
-    """The place as a client writes it; words that are no part of the body are pydantic's own."""
+def _param(loc: tuple[int | str, ...], body: object, *, is_missing: bool) -> str:
+    """The place as a client writes it; words that are no part of the body are pydantic's own.
+
+    Args:
+        loc: as pydantic has it.
+        body: as it was sent.
+        is_missing: the last word is what the body lacks.
+    """
     name = ""
     for number, part in enumerate(loc):
         if isinstance(body, dict) and isinstance(part, str):
-            if part not in body and number < len(loc) - 1:
+            if part not in body and not (is_missing and number == len(loc) - 1):
                 continue
             name = f"{name}.{part}" if name else part
             body = body.get(part)

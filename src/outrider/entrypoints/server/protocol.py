@@ -245,6 +245,8 @@ class CompletionBody(GenerationBody):
                 f"best_of must be n ({self.n or 1}) or left out: every completion is returned, "
                 f"got {self.best_of}",
             )
+        if self.return_tokens_as_token_ids and self.logprobs is None:
+            raise invalid("return_tokens_as_token_ids", "return_tokens_as_token_ids needs logprobs")
         if self.max_tokens == 0 and not self.echo:
             raise invalid("max_tokens", "max_tokens 0 needs echo true")
 

@@ -49,16 +49,22 @@ def serve(config: ServerConfig, engine_options: dict[str, Any]) -> None:
     with listener:
         model = engine_options.get("model")
         model_dir = BUNDLED_MODEL_DIR if model is None else Path(model)
+        config = config.with_model_name(model_name(None if model is None else model_dir))
         check_template_kwargs(config.default_chat_template_kwargs, model_dir)
         llm = AsyncLLM(**engine_options)
         try:
-            config = config.with_model_name("outrider" if model is None else model_dir.name)
             api = Api(AsyncLLMClient(llm), served_model(llm, model_dir), config)
             server = Server(api, config)
             logger.info("serving %s on %s", config.served_model_name[0], _url(listener))
             asyncio.run(server.serve(sockets=[listener]))
         finally:
             llm.shutdown()
+
+
+def model_name(model_dir: Path | None) -> str:
+    """What a checkpoint is called where nobody says it; None is the bundled one."""
+    # The root of a file system has no name.
+    return "outrider" if model_dir is None else model_dir.resolve().name or "outrider"
 
 
 def check_template_kwargs(template_kwargs: Mapping[str, Any], model_dir: Path) -> None:
