@@ -63,14 +63,7 @@ def check(
     near-tie, and not as a mismatch, if a choice at or before it was decided by less than 1e-4;
     more than 1 in 10,000 tokens are a failure all the same. In float64 every difference is one.
     """
-    text = engine_options.pop("speculative_config", None)
-    if k is None and text is None:
-        k = str(DEFAULT_NUM_SPECULATIVE_TOKENS)
-    numbers = None if k is None else parse_k_list(k)
-    speculative = speculative_options(None if numbers is None else max(numbers), text)
-    if numbers is None:
-        config = EngineConfig.from_kwargs(speculative_config=speculative, **engine_options)
-        numbers = [config.num_speculative_tokens]
+    numbers, speculative = _read_drafting(k, engine_options)
     for name, value in (("--max-tokens", max_tokens), ("--num-prompts", num_prompts)):
         if value is not None and value < 1:
             raise RequestError(f"{name} must be an integer 1 or more, got {value}")
@@ -91,6 +84,19 @@ def check(
     else:
         _show(report)
     return 0 if report.is_lossless else EXIT_MISMATCH
+
+
+def _read_drafting(k: str | None, engine_options: Options) -> tuple[list[int], Options | None]:
+    """The numbers of drafts, and how to draft, which is taken out of the options."""
+    text = engine_options.pop("speculative_config", None)
+    if k is None and text is None:
+        k = str(DEFAULT_NUM_SPECULATIVE_TOKENS)
+    if k is not None:
+        numbers = parse_k_list(k)
+        return numbers, speculative_options(max(numbers), text)
+    speculative = speculative_options(None, text)
+    config = EngineConfig.from_kwargs(speculative_config=speculative, **engine_options)
+    return [config.num_speculative_tokens], speculative
 
 
 def _show_run(rule: str, k: int) -> None:
