@@ -2,12 +2,14 @@
 
 A run with `export_every_tokens` keeps its weights on the way. Each of them decodes the same
 held-out prompts at temperature 0; the gain of a row is that of its mean acceptance length over
-fresh windows since the row before, in an hour of the run's own time. The decay of the learning rate
-brings a gain of its own at a run's end, which another hour would not bring again.
+fresh windows since the row before, in an hour of the run's own time, prompt against prompt. The
+decay of the learning rate brings a gain of its own at a run's end, which another hour would not
+bring again.
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +33,7 @@ from outrider.entrypoints.cli.prompt_sources import (
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.entrypoints.llm import LLM
+from outrider.entrypoints.ratio_estimate import RatioEstimate
 from outrider.errors import ConfigError
 from outrider.training.prompts import spread_evenly
 from outrider.training.run_log import LOG_FILE, read_log
@@ -100,20 +103,39 @@ class Point:
         )
 
 
-def gains_per_hour(points: list[Point]) -> list[float | None]:
-    """Of the length over fresh windows, since the point before; None where there is no such gain.
+@dataclass(frozen=True)
+class Gain:
+    """What an hour has brought to the mean acceptance length over fresh windows.
+
+    Attributes:
+        per_hour: the difference to the weights before, by the hours between them.
+        ci95: its interval over the prompts, which are the same; None of a single prompt.
+    """
+
+    per_hour: float
+    ci95: tuple[float, float] | None
+
+
+def gains_per_hour(
+    hours: Sequence[float], lengths: Sequence[RatioEstimate | None], k: int
+) -> list[Gain | None]:
+    """The gain of each set of weights since the one before; None where there is none.
 
     Args:
-        points: of one run, in order.
+        hours: of a run, in order.
+        lengths: over fresh windows, on the same prompts.
+        k: drafts per step; no length differs from another by more.
     """
-    gains: list[float | None] = [None]
-    for before, after in pairwise(points):
-        lengths = (before.mean_acceptance_length_fresh, after.mean_acceptance_length_fresh)
-        hours = after.hours - before.hours
-        if lengths[0] is None or lengths[1] is None or hours <= 0:
+    gains: list[Gain | None] = [None]
+    for (start, before), (end, after) in pairwise(zip(hours, lengths, strict=True)):
+        if before is None or after is None or end <= start:
             gains.append(None)
-        else:
-            gains.append((lengths[1] - lengths[0]) / hours)
+            continue
+        gain = after.minus(before)
+        bounds = gain.ci95(-k, k)
+        if bounds is not None:
+            bounds = (bounds[0] / (end - start), bounds[1] / (end - start))
+        gains.append(Gain(gain.value / (end - start), bounds))
     return gains
 
 
@@ -177,8 +199,11 @@ def training_curve(
     exports = find_exports(run_dir)
     if start is not None:
         exports.insert(0, Weights(start))
-    points = [_measure(weights, inputs, k, max_tokens) for weights in exports]
-    gains = gains_per_hour(points)
+    samples = [_measure(weights, inputs, k, max_tokens) for weights in exports]
+    points = [Point.of(*one) for one in zip(exports, samples, strict=True)]
+    gains = gains_per_hour(
+        [point.hours for point in points], [sample.fresh_length for sample in samples], k
+    )
     _show(points, gains, f"K = {k}, temperature 0, {len(inputs)} prompts of {prompts_file.stem}")
     if plot is not None:
         plot_curve(points, plot)
@@ -189,7 +214,7 @@ def training_curve(
         "prompts": len(inputs),
         "max_tokens": max_tokens,
         "points": [
-            {**asdict(point), "gain_per_hour": gain}
+            {**asdict(point), "gain": None if gain is None else asdict(gain)}
             for point, gain in zip(points, gains, strict=True)
         ],
         "provenance": provenance(str(config.device), config.dtype),
@@ -198,7 +223,9 @@ def training_curve(
     return 0
 
 
-def _measure(weights: Weights, inputs: list[PromptInput], k: int, max_tokens: int) -> Point:
+def _measure(
+    weights: Weights, inputs: list[PromptInput], k: int, max_tokens: int
+) -> AcceptanceSample:
     llm = LLM(
         str(weights.folder),
         speculative_config={"method": "mtp", "num_speculative_tokens": k},
@@ -213,9 +240,8 @@ def _measure(weights: Weights, inputs: list[PromptInput], k: int, max_tokens: in
         max_tokens=max_tokens,
         seed=0,
     )
-    point = Point.of(weights, sample)
-    sys.stderr.write(f"{weights.folder}: {point.mean_acceptance_length:.3f}\n")
-    return point
+    sys.stderr.write(f"{weights.folder}: {sample.length.value:.3f}\n")
+    return sample
 
 
 def plot_curve(points: list[Point], path: Path) -> None:
@@ -261,7 +287,7 @@ def plot_curve(points: list[Point], path: Path) -> None:
     figure.savefig(path, format="png", dpi=120)
 
 
-def _show(points: list[Point], gains: list[float | None], setting: str) -> None:
+def _show(points: list[Point], gains: list[Gain | None], setting: str) -> None:
     table = Table(title=f"acceptance in the course of training, {setting}")
     for heading in ("step", "tokens", "hours", "length", "fresh", "repeated", "fresh, an hour"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -273,9 +299,9 @@ def _show(points: list[Point], gains: list[float | None], setting: str) -> None:
             with_interval(point.mean_acceptance_length, point.ci95),
             with_interval(point.mean_acceptance_length_fresh, point.ci95_fresh),
             f"{point.repeated_share:.1%}",
-            "" if gain is None else f"{gain:+.3f}",
+            "" if gain is None else with_interval(gain.per_hour, gain.ci95, "+.3f"),
         )
-    report_console(110).print(table)
+    report_console(120).print(table)
 
 
 if __name__ == "__main__":

@@ -8,23 +8,35 @@ from typing import Any
 
 import pytest
 
-from benchmarks.training_curve import Point, app, find_exports, gains_per_hour
+from benchmarks.training_curve import app, find_exports, gains_per_hour
 from outrider.entrypoints.cli.run import run
+from outrider.entrypoints.ratio_estimate import RatioEstimate
 from outrider.training.config import TrainConfig
 from outrider.training.train import make_trainer, run_to_the_end
 from tests.training.tiny_run import NUM_STEPS, ROWS_PER_STEP, write_run
 
 
-def point(hours: float, fresh: float | None) -> Point:
-    return Point(1, 1, hours, 2.0, None, fresh, None, 0.5)
+def length(*windows: tuple[int, int]) -> RatioEstimate | None:
+    """Of prompts with so many accepted tokens in so many windows."""
+    return RatioEstimate.over([part for part, _ in windows], [whole for _, whole in windows])
 
 
 def test_a_gain_is_of_an_hour() -> None:
-    points = [point(0, 2.0), point(0.5, 2.2), point(2.5, 2.3), point(3, None), point(4, 2.4)]
-    gains = gains_per_hour(points)
-    assert gains[0] is None
-    assert gains[1:3] == [pytest.approx(0.4), pytest.approx(0.05)]
-    assert gains[3:] == [None, None]
+    lengths = [length((2, 1)), length((22, 10)), length((23, 10)), length((0, 0)), length((24, 10))]
+    gains = gains_per_hour([0, 0.5, 2.5, 3, 4], lengths, k=3)
+    assert [gain is None for gain in gains] == [True, False, False, True, True]
+    assert [gain.per_hour for gain in gains if gain] == [pytest.approx(0.4), pytest.approx(0.05)]
+    assert {gain.ci95 for gain in gains if gain} == {None}  # of a single prompt
+
+
+def test_a_gain_is_of_the_same_prompts() -> None:
+    # Prompts that differ widely gain alike: the interval is that of the gains.
+    before, after = length((10, 10), (30, 10)), length((12, 10), (34, 10))
+    gain = gains_per_hour([1, 3], [before, after], k=3)[1]
+    assert gain is not None
+    assert gain.per_hour == pytest.approx(0.15)
+    # Of 2 prompts, gains 0.2 and 0.4 over 2 hours: a standard error of 0.1 over those 2.
+    assert gain.ci95 == pytest.approx((0.15 - 1.959964 * 0.05, 0.15 + 1.959964 * 0.05))
 
 
 def test_the_last_line_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +74,8 @@ def test_the_last_line_is_the_report(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert 1 <= one["mean_acceptance_length"] <= 3
     # The first row is the same weights as the second.
     first, second = report["points"][:2]
+    assert first["gain"] is None
+    assert second["gain"] == {"per_hour": 0, "ci95": [0, 0]}
     assert first["mean_acceptance_length"] == second["mean_acceptance_length"]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
