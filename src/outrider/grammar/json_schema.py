@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 from outrider.errors import RequestError, shown
@@ -28,6 +27,8 @@ _ANNOTATIONS = frozenset(
     ]
 )
 _DEFINITIONS = ("$defs", "definitions")
+# Keywords whose value is schemas by their names.
+_NAMED = (*_DEFINITIONS, "properties")
 _KEYWORDS = {
     "object": ("properties", "required", "additionalProperties"),
     "array": ("items", "prefixItems", "minItems", "maxItems"),
@@ -42,6 +43,9 @@ _FORMATS = ("date", "time", "date-time", "duration", "email", "hostname", "ipv4"
 _WHOLE = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
 _COUNTS = ("minItems", "maxItems", "minLength", "maxLength")
 _LARGEST_COUNT = 10_000
+# Of alternatives with one another, and how far into their properties: some hundredths of a second.
+_MAX_COMPARISONS = 10_000
+_MAX_COMPARED_DEPTH = 8
 
 
 def check_json_schema(schema: object, where: str) -> None:
@@ -66,9 +70,19 @@ class _SchemaCheck:
 
     def __init__(self, root: object) -> None:
         self._root = root
+        self._alternatives: list[tuple[list[Any], str]] = []
+        self._num_comparisons = 0
+        self._disjoint: dict[tuple[int, int, int], bool] = {}
+        self._constants: dict[int, frozenset[Any] | None] = {}
 
     def check(self, schema: object, where: str) -> None:
         """Refuses what is wrong in a schema or in its parts."""
+        self._check_part(schema, where)
+        # They look into other parts, each of which is known to be right by now.
+        for one_of, place in self._alternatives:
+            self._check_alternatives(one_of, place)
+
+    def _check_part(self, schema: object, where: str) -> None:
         if schema is True:
             return
         if not isinstance(schema, Mapping):
@@ -76,13 +90,15 @@ class _SchemaCheck:
         self._check_keywords(schema, where)
         for name in _DEFINITIONS:
             for key, part in _entries(schema, name, where):
-                self.check(part, f"{where}.{name}.{key}")
+                self._check_part(part, f"{where}.{name}.{key}")
         for name in ("anyOf", "oneOf", "allOf"):
             for index, part in enumerate(_listed(schema, name, where)):
-                self.check(part, f"{where}.{name}[{index}]")
+                self._check_part(part, f"{where}.{name}[{index}]")
+        if len(schema.get("allOf", ())) > 1:
+            raise RequestError(f"{where}.allOf is supported with one schema, got more")
+        self._alternatives.append((schema.get("oneOf", []), f"{where}.oneOf"))
         if "$ref" in schema:
             self._resolve(schema["$ref"], f"{where}.$ref")
-        self._check_alternatives(schema, where)
         self._check_object(schema, where)
         self._check_array(schema, where)
         _check_values(schema, where)
@@ -107,33 +123,71 @@ class _SchemaCheck:
         if whole and whole[0] not in ("enum", "const") and "type" in schema:
             raise RequestError(f"{where}.type is not supported beside {whole[0]}")
 
-    def _check_alternatives(self, schema: Mapping[str, Any], where: str) -> None:
-        if len(schema.get("allOf", ())) > 1:
-            raise RequestError(f"{where}.allOf is supported with one schema, got more")
-        one_of = schema.get("oneOf", ())
-        for (i, first), (j, second) in combinations(enumerate(one_of), 2):
-            if not self._are_disjoint(first, second):
-                raise RequestError(
-                    f"{where}.oneOf: a value could be of [{i}] and [{j}] at once; give them other "
-                    "types, or a required property with a const of its own, or use anyOf"
-                )
+    def _check_alternatives(self, one_of: Sequence[Any], where: str) -> None:
+        """Refuses two alternatives that a value could be of at once."""
+        parts = [self._followed(part) for part in one_of]
+        values = [None if part is None else self._constants_of(part) for part in parts]
+        # Most often all are constants, and there may be many.
+        indices: dict[Any, int] = {}
+        for index, constants in enumerate(values):
+            for value in constants or ():
+                if indices.setdefault(value, index) != index:
+                    raise _overlap(where, indices[value], index)
+        others = [index for index, constants in enumerate(values) if constants is None]
+        for i in others:
+            for j in range(len(parts)):
+                is_new = i < j or values[j] is not None
+                if is_new and not self._are_disjoint(parts[i], parts[j], where):
+                    raise _overlap(where, *sorted((i, j)))
 
-    def _are_disjoint(self, first: object, second: object) -> bool:
+    def _are_disjoint(
+        self,
+        one: Mapping[str, Any] | None,
+        other: Mapping[str, Any] | None,
+        where: str,
+        depth: int = _MAX_COMPARED_DEPTH,
+    ) -> bool:
         """Whether it is plain that no value is of both schemas."""
-        one, other = self._followed(first), self._followed(second)
-        if one is None or other is None:
+        if one is None or other is None or not depth:
             return False
+        pair = (id(one), id(other), depth)
+        if pair not in self._disjoint:
+            self._num_comparisons += 1
+            if self._num_comparisons > _MAX_COMPARISONS:
+                raise RequestError(f"{where} has too many alternatives to compare; use anyOf")
+            self._disjoint[pair] = self._compare(one, other, where, depth)
+        return self._disjoint[pair]
+
+    def _compare(
+        self, one: Mapping[str, Any], other: Mapping[str, Any], where: str, depth: int
+    ) -> bool:
         types = [_types_of_all(schema) for schema in (one, other)]
         if all(types) and types[0].isdisjoint(types[1]):
             return True
-        values = [_constants(schema) for schema in (one, other)]
+        values = [self._constants_of(schema) for schema in (one, other)]
         if values[0] is not None and values[1] is not None:
-            return not any(_is_same(a, b) for a in values[0] for b in values[1])
+            return values[0].isdisjoint(values[1])
+        if not one.get("type") == other.get("type") == "object":
+            return False
         shared = set(one.get("required", ())) & set(other.get("required", ()))
         properties = [schema.get("properties", {}) for schema in (one, other)]
-        return one.get("type") == other.get("type") == "object" and any(
-            self._are_disjoint(properties[0].get(name), properties[1].get(name)) for name in shared
+        return any(
+            self._are_disjoint(
+                self._followed(properties[0].get(name)),
+                self._followed(properties[1].get(name)),
+                where,
+                depth - 1,
+            )
+            for name in sorted(shared)
         )
+
+    def _constants_of(self, schema: Mapping[str, Any]) -> frozenset[Any] | None:
+        """Keys of the only values of a schema, where it lists them."""
+        if id(schema) not in self._constants:
+            listed = [schema["const"]] if "const" in schema else schema.get("enum")
+            keys = None if listed is None else frozenset(map(_key, listed))
+            self._constants[id(schema)] = keys
+        return self._constants[id(schema)]
 
     def _followed(self, schema: object) -> Mapping[str, Any] | None:
         """What a chain of references ends at."""
@@ -148,18 +202,22 @@ class _SchemaCheck:
     def _resolve(self, reference: object, where: str) -> object:
         if not isinstance(reference, str) or not (reference + "/").startswith("#/"):
             raise RequestError(f"{where} must begin with #, got {shown(reference)}")
-        found = self._root
+        found, is_named = self._root, False
         for part in reference.removeprefix("#").split("/")[1:]:
             name = part.replace("~1", "/").replace("~0", "~")
-            if not isinstance(found, Mapping) or name not in found:
-                raise RequestError(f"{where} leads nowhere, got {shown(reference)}")
-            found = found[name]
+            # Only to schemas, which a default or a constant is not.
+            is_known = is_named or name in (*_NAMED, "items", "additionalProperties")
+            if not isinstance(found, Mapping) or name not in found or not is_known:
+                raise RequestError(f"{where} leads to no schema, got {shown(reference)}")
+            found, is_named = found[name], not is_named and name in _NAMED
+        if is_named:
+            raise RequestError(f"{where} leads to no schema, got {shown(reference)}")
         return found
 
     def _check_object(self, schema: Mapping[str, Any], where: str) -> None:
         properties = dict(_entries(schema, "properties", where))
         for name, part in properties.items():
-            self.check(part, f"{where}.properties.{name}")
+            self._check_part(part, f"{where}.properties.{name}")
         for index, name in enumerate(_listed(schema, "required", where, is_empty_ok=True)):
             if not isinstance(name, str) or name not in properties:
                 raise RequestError(
@@ -168,14 +226,14 @@ class _SchemaCheck:
         additional = schema.get("additionalProperties", False)
         if type(additional) is bool:
             return
-        self.check(additional, f"{where}.additionalProperties")
+        self._check_part(additional, f"{where}.additionalProperties")
 
     def _check_array(self, schema: Mapping[str, Any], where: str) -> None:
         for index, part in enumerate(_listed(schema, "prefixItems", where)):
-            self.check(part, f"{where}.prefixItems[{index}]")
+            self._check_part(part, f"{where}.prefixItems[{index}]")
         items = schema.get("items", True)
         if items is not False:
-            self.check(items, f"{where}.items")
+            self._check_part(items, f"{where}.items")
 
 
 def _check_values(schema: Mapping[str, Any], where: str) -> None:
@@ -220,6 +278,7 @@ def _types(schema: Mapping[str, Any], where: str) -> tuple[str, ...]:
         not isinstance(listed, Sequence)
         or not listed
         or not all(isinstance(kind, str) and kind in _KEYWORDS for kind in listed)
+        or len(set(listed)) < len(listed)
     ):
         raise RequestError(
             f"{where}.type must be of {', '.join(_KEYWORDS)}, or a list of them, got {shown(kinds)}"
@@ -234,17 +293,22 @@ def _types_of_all(schema: Mapping[str, Any]) -> set[str]:
     return found | {"integer"} if "number" in found else found
 
 
-def _constants(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The only values of a schema, where it lists them."""
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else None
+def _key(value: Any) -> Any:
+    """The same for two values that are the same JSON, in which true is not 1 and 1 is 1.0."""
+    if isinstance(value, bool):
+        return (bool, value)
+    if isinstance(value, list):
+        return (list, tuple(map(_key, value)))
+    if isinstance(value, Mapping):
+        return (dict, frozenset((name, _key(one)) for name, one in value.items()))
+    return value
 
 
-def _is_same(one: object, other: object) -> bool:
-    """Whether two values are the same JSON, in which true is not 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+def _overlap(where: str, i: int, j: int) -> RequestError:
+    return RequestError(
+        f"{where}: a value could be of [{i}] and [{j}] at once; give them other types, or a "
+        "required property with a const of its own, or use anyOf"
+    )
 
 
 def _is_of(value: object, kind: str) -> bool:

@@ -9,7 +9,7 @@ characters and classes as the set of characters that it stands for, before it is
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.errors import RequestError, shown
 
@@ -33,6 +33,7 @@ _NOT_IN_JSON: Ranges = [(0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C)]
 _JSON_ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "0": "\0"}
 _MAX_REPEATS = 100_000
+_MAX_GROUP_DEPTH = 64
 _QUANTIFIER = re.compile(r"[*+?]|\{(\d{1,5})(?:,(\d{1,5})?)?\}")
 _GROUP = re.compile(r"\((?:\?:|\?P?<[A-Za-z_]\w*>|(?!\?))")
 _HEX = re.compile(r"x([0-9A-Fa-f]{2})|u([0-9A-Fa-f]{4})")
@@ -64,6 +65,8 @@ class _Rewriter:
     excluded: Ranges
     place: int = 0
     num_repeats: int = 1
+    depth: int = 0
+    written: dict[tuple[tuple[int, int], ...], str] = field(default_factory=dict)
 
     def rewrite(self) -> str:
         """The whole expression."""
@@ -75,23 +78,23 @@ class _Rewriter:
         return f"({written})" if "|" in written else written
 
     def _alternatives(self, *, is_inner: bool) -> str:
-        parts = [""]
+        parts: list[list[str]] = [[]]
         while self.place < len(self.pattern):
             char = self.pattern[self.place]
             if char == ")":
                 break
             if char == "|":
                 self.place += 1
-                parts.append("")
+                parts.append([])
             elif char == "$" and not is_inner and self.place == len(self.pattern) - 1:
                 if len(parts) > 1:
                     raise self._error("$ behind alternatives without parentheses around them")
                 self.place += 1
             else:
-                parts[-1] += self._atom() + self._quantifier()
+                parts[-1] += [self._atom(), self._quantifier()]
         if len(parts) > 1 and self.pattern.startswith("^") and not is_inner:
             raise self._error("^ before alternatives without parentheses around them")
-        return "|".join(parts)
+        return "|".join(map("".join, parts))
 
     def _atom(self) -> str:
         char = self.pattern[self.place]
@@ -99,8 +102,12 @@ class _Rewriter:
             match = _GROUP.match(self.pattern, self.place)
             if match is None:
                 raise self._error("a group of this kind")
+            if self.depth == _MAX_GROUP_DEPTH:
+                raise self._error(f"more than {_MAX_GROUP_DEPTH} groups within one another")
             self.place = match.end()
+            self.depth += 1
             inner = self._alternatives(is_inner=True)
+            self.depth -= 1
             if self.place >= len(self.pattern):
                 raise self._error("a parenthesis that nothing closes")
             self.place += 1
@@ -216,6 +223,12 @@ class _Rewriter:
 
     def _written(self, ranges: Ranges) -> str:
         """A set of characters for the compiler."""
+        key = tuple(ranges)
+        if key not in self.written:
+            self.written[key] = self._write(ranges)
+        return self.written[key]
+
+    def _write(self, ranges: Ranges) -> str:
         inside = _without(ranges, self.excluded)
         spelled: list[str] = []
         if self.in_json:
@@ -240,19 +253,32 @@ class _Rewriter:
 
 def _without(ranges: Ranges, others: Ranges) -> Ranges:
     """The characters of some ranges that are in none of the others; ascending and apart."""
+    left: Ranges = []
+    holes = _merged(others)
+    start = 0
+    for first, last in _merged(ranges):
+        # A hole that ends before this range ends before all that follow.
+        while start < len(holes) and holes[start][1] < first:
+            start += 1
+        index = start
+        while index < len(holes) and holes[index][0] <= last:
+            if first < holes[index][0]:
+                left.append((first, holes[index][0] - 1))
+            first = holes[index][1] + 1
+            index += 1
+        if first <= last:
+            left.append((first, last))
+    return left
+
+
+def _merged(ranges: Ranges) -> Ranges:
+    """The same characters, ascending and apart."""
     merged: Ranges = []
     for first, last in sorted(ranges):
         if merged and first <= merged[-1][1] + 1:
             merged[-1] = (merged[-1][0], max(merged[-1][1], last))
         else:
             merged.append((first, last))
-    for low, high in others:
-        merged = [
-            piece
-            for first, last in merged
-            for piece in ((first, min(last, low - 1)), (max(first, high + 1), last))
-            if piece[0] <= piece[1]
-        ]
     return merged
 
 
