@@ -131,6 +131,30 @@ def test_requests_wait_beside_one_another(compiler: GrammarCompiler) -> None:
     assert len(set(map(id, found))) == 1
 
 
+def test_to_ask_never_waits(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event loop asks while another grammar is being compiled, for as long as that takes."""
+    is_open, compile_one = threading.Event(), compiler._compile
+
+    def slow(params: StructuredOutputsParams) -> object:
+        assert is_open.wait(60)
+        return compile_one(params)
+
+    monkeypatch.setattr(compiler, "_compile", slow)
+    asked: list[Any] = []
+
+    def ask() -> None:
+        asked.extend(compiler.submit(StructuredOutputsParams(regex=f"w{i}")) for i in range(3))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join(60)
+    has_waited = thread.is_alive()
+    is_open.set()
+    thread.join(60)
+    assert not has_waited
+    assert not any(future.result(timeout=60).num_bytes == 0 for future in asked)
+
+
 @pytest.mark.parametrize("has_tokenizer", [False, True])
 def test_without_an_end_or_a_tokenizer_there_are_no_grammars(
     tokenizer: Tokenizer, has_tokenizer: bool

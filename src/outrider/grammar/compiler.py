@@ -54,7 +54,8 @@ class GrammarCompiler:
         self._process: CompileProcess | None = None
         self._vocabulary: XGrammarVocabulary | None = None
         self._lock = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
+        # Its thread starts with the first grammar.
+        self._executor = ThreadPoolExecutor(1, "outrider-grammar")
         # The last ones that were asked for, errors as well: who asks again need not wait again.
         self._cache: OrderedDict[StructuredOutputsParams, XGrammarGrammar | str] = OrderedDict()
         # All that somebody holds, in the cache or not.
@@ -78,11 +79,9 @@ class GrammarCompiler:
     def submit(self, params: StructuredOutputsParams) -> Future[XGrammarGrammar]:
         """Compiles in a thread of its own, in the order of the calls.
 
-        While somebody holds the result, `path` does not wait.
+        Never waits, whatever is being compiled. While somebody holds the result, `path` does not
+        wait either.
         """
-        with self._lock:
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, "outrider-grammar")
         return self._executor.submit(self.compile, params)
 
     def compile(self, params: StructuredOutputsParams) -> XGrammarGrammar:
