@@ -1,5 +1,6 @@
 """Outputs that have to be something: what a body asks for, and what a real engine answers."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -250,10 +251,11 @@ def test_the_prompt_says_whether_thoughts_come_first(prompt: str, reasoning: str
     body = ChatBody.parse(
         {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}
     )
-    wanted = structured_outputs(body, MessageFormat(prompt, reasoning_parser="qwen3"))
+    form = MessageFormat(prompt, reasoning_parser="qwen3")
+    wanted = asyncio.run(structured_outputs(body, form))
     assert wanted is not None
     assert wanted.reasoning == reasoning
-    without = structured_outputs(body, MessageFormat(prompt))
+    without = asyncio.run(structured_outputs(body, MessageFormat(prompt)))
     assert without is not None
     assert without.reasoning is None
 

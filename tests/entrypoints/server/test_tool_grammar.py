@@ -155,6 +155,17 @@ def test_a_string_without_bounds_is_any_text_that_ends(compiler: GrammarCompiler
             {"properties": {"a": {"enum": ["</parameter>"]}}},
             "properties.a has a value that no call",
         ),
+        ({"properties": {"a": 5}}, "properties.a must be a JSON schema, got 5"),
+        ({"properties": {"a": {"enum": 5}}}, "properties.a.enum must be a list, got 5"),
+        ({"properties": {"a": {"anyOf": 5}}}, "properties.a.anyOf must be a list, got 5"),
+        ({"required": [["a"]]}, "parameters.required must name properties"),
+        (
+            {
+                "properties": {f"p{i}": {"$ref": "#/$defs/d"} for i in range(100)},
+                "$defs": {"d": {"enum": [f"{i:04}" for i in range(100)]}},
+            },
+            "the definitions and the 100 properties that refer to them make a grammar of more",
+        ),
     ],
 )
 def test_what_a_strict_function_cannot_have(schema: dict[str, Any], message: str) -> None:
@@ -163,3 +174,15 @@ def test_what_a_strict_function_cannot_have(schema: dict[str, Any], message: str
     # One that is not strict is called with whatever the model writes.
     loose = call_tag(Function(name="f", parameters=schema), "tools[0].function")
     assert loose["content"]["type"] == "any_text"
+
+
+def test_definitions_go_where_they_are_needed() -> None:
+    schema = {
+        "properties": {
+            **{f"p{i}": {"type": "integer"} for i in range(100)},
+            "a": {"$ref": "#/$defs/d"},
+        },
+        "$defs": {"d": {"enum": list(range(100, 300))}},
+    }
+    tag = call_tag(Function(name="f", parameters=schema, strict=True), "tools[0].function")
+    assert json.dumps(tag).count('"$defs"') == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from outrider.entrypoints.server.qwen_markup import thoughts_after
 from outrider.entrypoints.server.tool_grammar import call_tag, calls_format, chosen_calls_format
 from outrider.errors import RequestError
 from outrider.grammar.structural_tag import json_format, one_of, text_format
-from outrider.structured_outputs import StructuredOutputsParams
+from outrider.structured_outputs import MAX_GRAMMAR_LENGTH, StructuredOutputsParams
 
 if TYPE_CHECKING:
     from outrider.entrypoints.server.errors import ApiError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _SCHEMA_FIELD = "response_format.json_schema.schema"
 
 
-def structured_outputs(
+async def structured_outputs(
     body: GenerationBody, form: MessageFormat | None = None
 ) -> StructuredOutputsParams | None:
     """What the output of a request has to be; None where it may be anything.
@@ -34,15 +35,23 @@ def structured_outputs(
     Raises:
         ApiError: names the part that no output can be held to.
     """
+    tools = body.tools if isinstance(body, ChatBody) else None
+    if not (body.response_format or body.structured_outputs or tools):
+        return None
     try:
-        wanted = _of_text(body)
-        if isinstance(body, ChatBody) and form is not None:
-            if form.tool_call_parser is not None:
-                wanted = _with_calls(body, wanted, form.calls_are_held)
-            if wanted is not None and form.reasoning_parser is not None:
-                wanted = replace(wanted, reasoning=thoughts_after(form.prompt))
+        # A large schema takes its time, which is not the event loop's.
+        return await asyncio.to_thread(_of_body, body, form)
     except RequestError as error:
         raise explained(error) from None
+
+
+def _of_body(body: GenerationBody, form: MessageFormat | None) -> StructuredOutputsParams | None:
+    wanted = _of_text(body)
+    if isinstance(body, ChatBody) and form is not None:
+        if form.tool_call_parser is not None:
+            wanted = _with_calls(body, wanted, form.calls_are_held)
+        if wanted is not None and form.reasoning_parser is not None:
+            wanted = replace(wanted, reasoning=thoughts_after(form.prompt))
     return wanted
 
 
@@ -100,8 +109,14 @@ def _of_text(body: GenerationBody) -> StructuredOutputsParams | None:
         return StructuredOutputsParams(json_object=True)
     if wanted.json_schema is None:
         raise RequestError(f"{_SCHEMA_FIELD} is missing")
-    json_format(wanted.json_schema.schema_, _SCHEMA_FIELD)
-    return StructuredOutputsParams(json=wanted.json_schema.schema_)
+    schema = wanted.json_schema.schema_
+    try:
+        params = StructuredOutputsParams(json=schema)
+    except RequestError as error:
+        message = str(error).replace("structured_outputs.json", _SCHEMA_FIELD)
+        raise RequestError(message) from None
+    json_format(schema, _SCHEMA_FIELD)
+    return params
 
 
 def _with_calls(
@@ -117,7 +132,14 @@ def _with_calls(
         tools = [one for one in tools if one[1].function.name == choice.function.name]
     if not body.requires_call and wanted is None and not calls_are_held:
         return None
-    tags = [call_tag(tool.function, f"tools[{index}].function") for index, tool in tools]
+    tags: list[dict[str, Any]] = []
+    for index, tool in tools:
+        tags.append(call_tag(tool.function, f"tools[{index}].function"))
+        if sum(len(json.dumps(tag, ensure_ascii=False)) for tag in tags) > MAX_GRAMMAR_LENGTH:
+            raise RequestError(
+                f"tools[{index}].function.parameters and those before it make a grammar of more "
+                f"than {MAX_GRAMMAR_LENGTH:,} characters"
+            )
     is_one = body.parallel_tool_calls is False or isinstance(choice, NamedToolChoice)
     if body.requires_call:
         return _tag(calls_format(tags, is_one=is_one))

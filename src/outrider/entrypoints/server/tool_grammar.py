@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ from outrider.entrypoints.server.qwen_markup import (
     PARAMETER_START,
 )
 from outrider.entrypoints.server.tool_arguments import types_of
-from outrider.errors import RequestError
+from outrider.errors import RequestError, shown
 from outrider.grammar.regex import rewrite_regex
 from outrider.grammar.structural_tag import json_format, one_of
+from outrider.structured_outputs import MAX_GRAMMAR_LENGTH
 
 if TYPE_CHECKING:
     from outrider.entrypoints.server.chat_protocol import Function
@@ -87,8 +89,17 @@ def _parameters(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
         if name not in (*known, *_ANNOTATIONS, *_DEFINITIONS):
             raise RequestError(f"{where}.{name} is not supported in a strict function")
     properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(required, list) or any(name not in properties for name in required):
+    is_named = isinstance(required, list) and all(isinstance(name, str) for name in required)
+    if not is_named or not set(required) <= set(properties):
         raise RequestError(f"{where}.required must name properties")
+    definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
+    # Each property that refers to them brings them along.
+    num_users = sum("$ref" in json.dumps(one) for one in properties.values())
+    if num_users * len(json.dumps(definitions)) > MAX_GRAMMAR_LENGTH:
+        raise RequestError(
+            f"{where}: the definitions and the {num_users} properties that refer to them make a "
+            f"grammar of more than {MAX_GRAMMAR_LENGTH:,} characters"
+        )
     elements: list[dict[str, Any]] = []
     for name, one in properties.items():
         if not name or set(name) & set("<>\n"):
@@ -97,7 +108,7 @@ def _parameters(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
             "type": "sequence",
             "elements": [
                 {"type": "const_string", "value": f"{PARAMETER_START}{name}>\n"},
-                *_value(one, schema, f"{where}.properties.{name}"),
+                *_value(one, definitions, f"{where}.properties.{name}"),
             ],
         }
         is_needed = name in required
@@ -107,14 +118,19 @@ def _parameters(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"type": "sequence", "elements": elements}
 
 
-def _value(schema: Any, root: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _value(schema: Any, definitions: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """A value with its end: text as it stands, anything else as JSON."""
+    if not isinstance(schema, Mapping):
+        raise RequestError(f"{where} must be a JSON schema, got {shown(schema)}")
     end = {"type": "const_string", "value": f"\n{PARAMETER_END}\n"}
-    types = types_of(schema, root)
+    types = types_of(schema, definitions)
     if types and "string" not in types:
-        definitions = {name: root[name] for name in _DEFINITIONS if name in root}
-        return [json_format({**schema, **definitions}, where), end]
-    if not isinstance(schema, Mapping) or (types and not {"string", "null"} >= set(types)):
+        told = definitions if "$ref" in json.dumps(schema) else {}
+        return [json_format({**schema, **told}, where), end]
+    for name in ("enum", "anyOf"):
+        if not isinstance(schema.get(name, []), list):
+            raise RequestError(f"{where}.{name} must be a list, got {shown(schema[name])}")
+    if types and not {"string", "null"} >= set(types):
         raise RequestError(f"{where} must be a string or have no type string in a strict function")
     said = {name for name in schema if name not in (*_ANNOTATIONS, "type")}
     if said <= {"enum", "const"} and said:
