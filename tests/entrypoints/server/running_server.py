@@ -14,7 +14,7 @@ import httpx2
 from outrider.config import ServerConfig
 from outrider.entrypoints.server.app import Api, ServedModel
 from outrider.entrypoints.server.engine_client import AsyncLLMClient
-from outrider.entrypoints.server.run import Server, listen, served_model
+from outrider.entrypoints.server.run import Server, bind, listen, served_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,7 +63,8 @@ def running_server(
 ) -> Iterator[RunningServer]:
     """Runs a server; at the end it has ended."""
     config = (config or ServerConfig(port=0)).with_model_name("tiny")
-    with listen(config) as listener:
+    with bind(config) as listener:
+        listen(listener, config)
         server = Server(Api(llm, model, config), config)
         started: queue.SimpleQueue[asyncio.AbstractEventLoop] = queue.SimpleQueue()
 

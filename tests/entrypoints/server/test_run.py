@@ -12,7 +12,7 @@ import pytest
 
 from outrider.config import ServerConfig
 from outrider.entrypoints.async_llm import AsyncLLM
-from outrider.entrypoints.server.run import listen, model_name
+from outrider.entrypoints.server.run import bind, listen, model_name, serve
 from outrider.errors import ConfigError
 from tests.entrypoints.server.app_client import bundled_served_model
 from tests.entrypoints.server.running_server import RunningServer, running_server
@@ -132,12 +132,33 @@ def test_a_second_signal_does_not_wait_for_the_deadline() -> None:
 
 
 def test_a_port_that_is_taken_is_told_in_one_line() -> None:
-    with listen(ServerConfig(port=0)) as listener:
+    with bind(ServerConfig(port=0)) as listener:
         port = listener.getsockname()[1]
+        config = ServerConfig(port=port)
+        # Two that load at once find out when the second one is ready.
+        with bind(config) as second:
+            listen(listener, config)
+            with pytest.raises(ConfigError, match=f"port {port}: .*in use"):
+                listen(second, config)
         with pytest.raises(ConfigError, match=f"port {port}: .*in use"):
-            listen(ServerConfig(port=port))
+            bind(config)
     with pytest.raises(ConfigError, match="host nowhere"):
-        listen(ServerConfig(host="nowhere.invalid", allow_unauthenticated=True))
+        bind(ServerConfig(host="nowhere.invalid", allow_unauthenticated=True))
+
+
+def test_nobody_can_connect_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    with bind(ServerConfig(port=0)) as free:
+        port = free.getsockname()[1]
+    seen: list[bool] = []
+
+    def load(**_: object) -> None:
+        seen.append(accepts_connections(port))
+        raise ConfigError("as far as it goes")
+
+    monkeypatch.setattr("outrider.entrypoints.server.run.AsyncLLM", load)
+    with pytest.raises(ConfigError, match="as far as it goes"):
+        serve(ServerConfig(port=port), {})
+    assert seen == [False]
 
 
 def test_the_answer_of_a_large_body_comes_although_it_is_not_read() -> None:

@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 # Past the deadline, for the answers to aborted requests to go out.
 _LAST_WORDS_S = 5
 _KEEP_ALIVE_S = 30
+# Connections that the system holds until they are accepted.
+_BACKLOG = 2048
 
 
 def serve(config: ServerConfig, engine_options: dict[str, Any]) -> None:
@@ -44,9 +46,8 @@ def serve(config: ServerConfig, engine_options: dict[str, Any]) -> None:
     Raises:
         OutriderError: an option or the checkpoint cannot be used, or the address is taken.
     """
-    # Before the checkpoint is loaded, which takes longer.
-    listener = listen(config)
-    with listener:
+    # An address that is taken is told before the checkpoint is loaded, which takes longer.
+    with bind(config) as listener:
         model = engine_options.get("model")
         model_dir = BUNDLED_MODEL_DIR if model is None else Path(model)
         config = config.with_model_name(model_name(None if model is None else model_dir))
@@ -55,6 +56,7 @@ def serve(config: ServerConfig, engine_options: dict[str, Any]) -> None:
         try:
             api = Api(AsyncLLMClient(llm), served_model(llm, model_dir), config)
             server = Server(api, config)
+            listen(listener, config)
             logger.info("serving %s on %s", config.served_model_name[0], _url(listener))
             asyncio.run(server.serve(sockets=[listener]))
         finally:
@@ -104,18 +106,45 @@ def served_model(llm: AsyncLLM, model_dir: Path) -> ServedModel:
     )
 
 
-def listen(config: ServerConfig) -> socket.socket:
-    """The socket of the server, bound to its address.
+def bind(config: ServerConfig) -> socket.socket:
+    """The socket of the server, bound to its address; nobody can connect to it yet.
 
     Raises:
         ConfigError: the address is taken, or not of this machine.
     """
-    try:
+    with _named_address(config):
         found = socket.getaddrinfo(
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        family, _, _, _, address = found[0]
-        return socket.create_server(address[:2], family=family, backlog=2048)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            # A port whose last server has just ended is free.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address[:2])
+        except OSError:
+            listener.close()
+            raise
+        return listener
+
+
+def listen(listener: socket.socket, config: ServerConfig) -> None:
+    """Lets clients connect, from now on and not before the model can answer.
+
+    Raises:
+        ConfigError: another server began to listen at the same address first.
+    """
+    with _named_address(config):
+        listener.listen(_BACKLOG)
+
+
+@contextmanager
+def _named_address(config: ServerConfig) -> Generator[None, None, None]:
+    """Errors of sockets as one line that names the address."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
             f"host {config.host}, port {config.port}: {error.strerror or error}"
