@@ -14,7 +14,7 @@ from outrider.spec_decode.metrics import SpecDecodeMetrics
 from outrider.tokenizer import IncrementalDetokenizer, Tokenizer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from outrider.entrypoints.prompt_encoder import EncodedPrompt
     from outrider.sampling_params import SamplingParams
@@ -44,6 +44,7 @@ class ScriptedLLM:
         prompt_logprobs: of the prompt.
         prompt_logprobs_at: number of the output that brings them.
         refusal: the error of every request.
+        late_refusal: the same, found when the request has been admitted.
         dies_after: parts after which the engine dies; None is never.
         num_cached_tokens: of every prompt; None is an engine that keeps nothing to share.
     """
@@ -52,6 +53,7 @@ class ScriptedLLM:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     prompt_logprobs_at: int = 0
     refusal: str | None = None
+    late_refusal: str | None = None
     dies_after: int | None = None
     num_cached_tokens: int | None = None
     is_running: bool = True
@@ -60,6 +62,7 @@ class ScriptedLLM:
     open_ids: set[str] = field(default_factory=set)
     closed_ids: list[str] = field(default_factory=list)
     aborted_ids: set[str] = field(default_factory=set)
+    num_aborts: int = 0
     totals: SpecDecodeMetrics = field(default_factory=lambda: SpecDecodeMetrics(3))
 
     def check_request(self, prompt_token_ids: Sequence[int], params: SamplingParams) -> None:
@@ -78,6 +81,8 @@ class ScriptedLLM:
         self.params.append(params)
         drafting = SpecDecodeMetrics(3)
         try:
+            if self.late_refusal is not None:
+                raise RequestError(self.late_refusal)
             for number in range(len(self.script)):
                 if number == self.dies_after:
                     self.is_running = False
@@ -109,8 +114,9 @@ class ScriptedLLM:
             self.open_ids.discard(request_id)
             self.closed_ids.append(request_id)
 
-    async def abort(self, request_id: str) -> None:
-        self.aborted_ids.add(request_id)
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        self.aborted_ids.update(request_ids)
+        self.num_aborts += 1
 
     def stats(self) -> EngineStats:
         return EngineStats(self.totals, 1, 2, 3, 0.25, 90, 64)

@@ -178,6 +178,21 @@ def test_of_a_true_that_is_neutral_one_is_not() -> None:
     assert refused(client().complete(use_beam_search=0)) == (400, "use_beam_search")
 
 
+def test_special_tokens_around_a_text() -> None:
+    """What a chat's template has written gets nothing put around it, whoever asks for that."""
+    served = client()
+    messages = [{"role": "user", "content": "a"}]
+    assert served.chat(add_special_tokens=False).status_code == 200
+    assert refused(served.chat(add_special_tokens=True)) == (400, "add_special_tokens")
+    assert refused(served.complete(add_special_tokens=False)) == (400, "add_special_tokens")
+    for adds, status in ((False, 200), (True, 400), (None, 200)):
+        body = {"messages": messages, "add_special_tokens": adds}
+        assert served.post("/tokenize", body).status_code == status
+    for adds in (False, True, None):
+        body = {"prompt": "a", "add_special_tokens": adds}
+        assert served.post("/tokenize", body).json()["count"] == 1
+
+
 @pytest.mark.parametrize(
     ("message", "param"),
     [

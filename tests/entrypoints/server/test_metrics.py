@@ -2,6 +2,7 @@ import re
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from outrider.entrypoints.server.metrics import FINISH_REASONS
 from tests.entrypoints.server.app_client import AppClient
 from tests.entrypoints.server.metric_figures import figures
 from tests.entrypoints.server.scripted_llm import HELLO, Part, ScriptedLLM
@@ -83,3 +84,31 @@ def test_each_application_counts_for_itself() -> None:
     first.complete()
     assert figures(first.get("/metrics").text)["vllm:generation_tokens_total"] == 4
     assert figures(second.get("/metrics").text)["vllm:generation_tokens_total"] == 0
+
+
+def test_a_request_that_was_refused_is_no_completion() -> None:
+    """As a grammar is that does not compile, which shows when the request has been admitted."""
+    client = AppClient.over(ScriptedLLM(HELLO, late_refusal="the prompt is wrong"))
+    assert client.complete(prompt=["a", "b"], n=2).status_code == 400
+    found = figures(client.get("/metrics").text)
+    ends = {found[f"vllm:request_success_total:{reason}"] for reason in FINISH_REASONS}
+    assert ends == {0}
+
+
+def test_the_death_of_the_engine_is_an_error() -> None:
+    client = AppClient.over(ScriptedLLM(HELLO, dies_after=1))
+    assert client.complete(n=2).status_code == 503
+    found = figures(client.get("/metrics").text)
+    assert found["vllm:request_success_total:error"] == 2
+    assert found["vllm:request_success_total:abort"] == 0
+
+
+def test_a_token_that_nobody_sees_is_not_counted() -> None:
+    script: list[Part | None] = [Part("a", [1], "length")]
+    client = AppClient.over(ScriptedLLM(script))
+    usage = client.complete(prompt=[5, 6], echo=True, max_tokens=0).json()["usage"]
+    found = figures(client.get("/metrics").text)
+    assert usage["completion_tokens"] == found["vllm:generation_tokens_total"] == 0
+    assert found["vllm:time_to_first_token_seconds_count"] == 0
+    assert found["vllm:prompt_tokens_total"] == usage["prompt_tokens"] == 2
+    assert found["vllm:request_success_total:length"] == 1

@@ -1,7 +1,7 @@
 """The queue, the end of a client, of the engine and of the server."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import httpx2
@@ -174,6 +174,64 @@ def test_a_server_that_ends_takes_nothing_more_and_aborts_what_runs(is_streamed:
     assert response.status_code == (200 if is_streamed else 503)
     assert "[DONE]" not in response.text
     assert not llm.open_ids
+
+
+def test_all_that_runs_is_aborted_at_once() -> None:
+    """One abort waits for a step of the engine; one for each request would wait for as many."""
+    llm = ScriptedLLM(ENDLESS)
+    client = AppClient.over(llm)
+
+    async def work(http: httpx2.AsyncClient) -> list[httpx2.Response]:
+        bodies: list[dict[str, Any]] = [{}, {"prompt": ["a", "b"]}, {"stream": True}]
+        running = [asyncio.create_task(post(http, **body)) for body in bodies]
+        await until(lambda: len(llm.open_ids) == 4)
+        await client.api.serving.abort_all()
+        return await asyncio.gather(*running)
+
+    responses = together(client, work)
+    assert all("shutting down" in response.text for response in responses)
+    assert (len(llm.aborted_ids), llm.num_aborts) == (4, 1)
+
+
+def test_what_the_engine_did_not_know_yet_is_aborted_too() -> None:
+    """Such as a request whose grammar was being compiled: its output comes after the abort."""
+
+    class LateLLM(ScriptedLLM):
+        async def abort(self, request_ids: Iterable[str]) -> None:
+            del request_ids
+
+    llm = LateLLM(ENDLESS)
+    client = AppClient.over(llm)
+
+    async def work(http: httpx2.AsyncClient) -> httpx2.Response:
+        running = asyncio.create_task(post(http))
+        await until(lambda: len(llm.open_ids) == 1)
+        await client.api.serving.abort_all()
+        llm.script[1] = Part("b", [2])
+        return await running
+
+    assert together(client, work).status_code == 503
+
+
+def test_a_full_queue_is_told_before_the_prompt_is_read() -> None:
+    llm = ScriptedLLM(ENDLESS)
+    client = AppClient.over(llm, max_num_queued=0)
+
+    async def work(http: httpx2.AsyncClient) -> None:
+        running = [asyncio.create_task(post(http, n=2)) for _ in range(2)]
+        await until(lambda: len(llm.open_ids) == 2)
+        chat = {"messages": [{"role": "user", "content": "a"}], "logit_bias": {"x": 1}}
+        answers = [
+            await post(http, logit_bias={"x": 1}),
+            await http.post("/v1/chat/completions", json=chat),
+        ]
+        assert [answer.status_code for answer in answers] == [429, 429]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    together(client, work)
+    assert client.complete(logit_bias={"x": 1}).status_code == 400
 
 
 def test_a_defect_is_told_without_its_words(caplog: pytest.LogCaptureFixture) -> None:

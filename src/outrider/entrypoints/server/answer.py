@@ -100,17 +100,19 @@ class Sums:
             usage["prompt_tokens_details"] = {"cached_tokens": cached}
         return usage
 
-    def log_fields(self, num_completions: int) -> dict[str, Any]:
+    def log_fields(self, num_completions: int, end_reason: str | None) -> dict[str, Any]:
         """What the log says of the request.
 
         Args:
-            num_completions: that it asked for; what is missing was aborted.
+            num_completions: that it asked for.
+            end_reason: of those that have not ended by themselves; None where it was refused.
         """
-        missing = num_completions - len(self.finish_reasons)
+        num_missing = num_completions - len(self.finish_reasons)
         return {
             "prompt_tokens": self.num_prompt_tokens,
             "completion_tokens": self.num_completion_tokens,
-            "finish_reasons": self.finish_reasons + ["abort"] * missing,
+            "finish_reasons": self.finish_reasons
+            + ([] if end_reason is None else [end_reason] * num_missing),
         }
 
     def spec_decode_stats(self) -> dict[str, Any]:

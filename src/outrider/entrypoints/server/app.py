@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import logging
 import time
@@ -122,10 +123,11 @@ class Api:
     async def completions(self, request: Request) -> Response:
         """Continue prompts."""
         body = CompletionBody.parse(await self._body(request))
+        self.serving.check_open()
         body.check()
         self._check_model(body.model)
         params = self._params.of_completion(body)
-        params = replace(params, structured_outputs=structured_outputs(body))
+        params = replace(params, structured_outputs=await structured_outputs(body))
         prompts = await self._prompts.of_completion(body.prompt)
         writer = CompletionWriter(body, prompts, self._model.tokenizer)
         return await self._answer(request, "cmpl", writer, body, prompts, params)
@@ -133,6 +135,7 @@ class Api:
     async def chat_completions(self, request: Request) -> Response:
         """Answer the last message of a chat."""
         body = ChatBody.parse(await self._body(request))
+        self.serving.check_open()
         body.check()
         self._check_model(body.model)
         self._formats.check(body)
@@ -141,7 +144,7 @@ class Api:
             body.messages, body.told_tools, body.chat_template_kwargs, body.reasoning_effort
         )
         form = self._formats.of(body, prompt.text or "")
-        params = replace(params, structured_outputs=structured_outputs(body, form))
+        params = replace(params, structured_outputs=await structured_outputs(body, form))
         writer = ChatWriter(body, self._model.tokenizer, form, prompt.token_ids)
         return await self._answer(request, "chatcmpl", writer, body, [prompt], params)
 
@@ -151,7 +154,10 @@ class Api:
         body.check()
         self._check_model(body.model)
         if body.messages is None:
-            token_ids = await self._prompts.encode(body.prompt or "", "prompt")
+            adds = body.add_special_tokens is not False
+            token_ids = await self._prompts.encode(
+                body.prompt or "", "prompt", add_special_tokens=adds
+            )
         else:
             prompt = await self._prompts.of_chat(
                 body.messages, body.tools or (), body.chat_template_kwargs
@@ -163,22 +169,14 @@ class Api:
             "tokens": token_ids,
         }
         if body.return_token_strs:
-            tokens = [self._model.tokenizer.token_bytes(one, False) for one in token_ids]
-            answer["token_strs"] = [token.decode(errors="replace") for token in tokens]
+            answer["token_strs"] = await asyncio.to_thread(self._token_strs, token_ids)
         return json_response(answer)
 
     async def detokenize(self, request: Request) -> Response:
         """Text of token ids."""
         body = DetokenizeBody.parse(await self._body(request))
         self._check_model(body.model)
-        tokenizer = self._model.tokenizer
-        for index, token_id in enumerate(body.tokens):
-            if token_id >= tokenizer.num_tokens:
-                raise invalid(
-                    f"tokens[{index}]",
-                    f"token id {token_id} is out of range: ids are 0 to {tokenizer.num_tokens - 1}",
-                )
-        return json_response({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+        return json_response({"prompt": await asyncio.to_thread(self._detokenized, body.tokens)})
 
     async def models(self) -> Response:
         """The names of the model."""
@@ -217,11 +215,16 @@ class Api:
         salted = [replace(prompt, cache_salt=body.cache_salt) for prompt in prompts]
         answer = Answer(writer, body, answer_id, body.model or self._names[0], sums)
         generation = self.serving.open(
-            salted, params, f"{answer_id}-{next(self._numbers)}", _explain(body)
+            salted,
+            params,
+            f"{answer_id}-{next(self._numbers)}",
+            _explain(body),
+            shows_output=body.max_tokens != 0,
         )
 
         async def close() -> None:
-            request.state.log.update(sums.log_fields(generation.num_completions))
+            fields = sums.log_fields(generation.num_completions, generation.end_reason)
+            request.state.log.update(fields)
             await generation.aclose()
 
         stream = None
@@ -235,6 +238,20 @@ class Api:
         finally:
             if stream is None:
                 await close()
+
+    def _token_strs(self, token_ids: list[int]) -> list[str]:
+        tokens = [self._model.tokenizer.token_bytes(one, False) for one in token_ids]
+        return [token.decode(errors="replace") for token in tokens]
+
+    def _detokenized(self, token_ids: list[int]) -> str:
+        tokenizer = self._model.tokenizer
+        for index, token_id in enumerate(token_ids):
+            if token_id >= tokenizer.num_tokens:
+                raise invalid(
+                    f"tokens[{index}]",
+                    f"token id {token_id} is out of range: ids are 0 to {tokenizer.num_tokens - 1}",
+                )
+        return tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def _body(self, request: Request) -> dict[str, Any]:
         return await read_json_object(request, self._config.max_body_size)

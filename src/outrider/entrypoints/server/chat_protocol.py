@@ -127,6 +127,8 @@ class ChatBody(GenerationBody):
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
         **GenerationBody.UNSUPPORTED,
         "add_generation_prompt": (True,),
+        # The template has put in what belongs around a chat.
+        "add_special_tokens": (False,),
         "audio": (),
         "best_of": (1,),
         "chat_template": (),
@@ -216,7 +218,6 @@ class TokenizeBody(RequestBody):
     """The body of /tokenize: a prompt, or messages as the model would read them."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
-        "add_special_tokens": (True,),
         "add_generation_prompt": (True,),
         "chat_template": (),
         "continue_final_message": (False,),
@@ -226,6 +227,7 @@ class TokenizeBody(RequestBody):
     messages: Messages | None = None
     tools: Tools | None = None
     chat_template_kwargs: TemplateKwargs | None = None
+    add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
     @classmethod
@@ -240,6 +242,8 @@ class TokenizeBody(RequestBody):
         for name in ("tools", "chat_template_kwargs"):
             if getattr(self, name) and self.messages is None:
                 raise invalid(name, f"{name} needs messages")
+        if self.add_special_tokens and self.messages is not None:
+            raise invalid("add_special_tokens", "add_special_tokens true does not go with messages")
         check_messages(self.messages or [])
         check_tools(self.tools or [])
         _json_length("chat_template_kwargs", self.chat_template_kwargs)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from outrider.entrypoints.async_llm import AsyncLLM
     from outrider.entrypoints.prompt_encoder import EncodedPrompt
@@ -61,8 +61,8 @@ class EngineClient(Protocol):
         """
         ...
 
-    async def abort(self, request_id: str) -> None:
-        """Ends a request; its last output has the finish reason "abort"."""
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests; the last output of each has the finish reason "abort"."""
         ...
 
     def stats(self) -> EngineStats:
@@ -101,9 +101,9 @@ class AsyncLLMClient:
         # Declared as an iterator, made as a generator.
         return cast("AsyncGenerator[RequestOutput, None]", outputs)
 
-    async def abort(self, request_id: str) -> None:
-        """Ends a request."""
-        await self._llm.abort(request_id)
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """Ends requests."""
+        await self._llm.abort(request_ids)
 
     def stats(self) -> EngineStats:
         """Figures of this moment."""

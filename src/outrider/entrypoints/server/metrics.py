@@ -79,27 +79,28 @@ class ServerMetrics:
         return generate_latest(self._registry)
 
     def progress(
-        self, num_prompt_tokens: Sequence[int], n: int, arrival_time: float
+        self, num_prompt_tokens: Sequence[int], n: int, *, shows_output: bool = True
     ) -> RequestProgress:
-        """What counts one request.
+        """What counts one request, which arrives now.
 
         Args:
             num_prompt_tokens: of each of its prompts.
             n: choices of each prompt.
-            arrival_time: seconds of `time.monotonic`.
+            shows_output: false where the answer has none of the tokens.
         """
-        return RequestProgress(self, num_prompt_tokens, n, arrival_time)
+        return RequestProgress(self, num_prompt_tokens, n, shows_output)
 
 
 class RequestProgress:
     """Counts the outputs of one request of a client."""
 
     def __init__(
-        self, metrics: ServerMetrics, num_prompt_tokens: Sequence[int], n: int, arrival_time: float
+        self, metrics: ServerMetrics, num_prompt_tokens: Sequence[int], n: int, shows_output: bool
     ) -> None:
+        self.arrival_time = time.monotonic()
         self._metrics = metrics
+        self._shows_output = shows_output
         self._num_prompt_tokens = dict(enumerate(num_prompt_tokens))
-        self._arrival_time = arrival_time
         self._last_token_times: dict[tuple[int, int], float] = {}
         self._unfinished = {(i, k) for i in range(len(num_prompt_tokens)) for k in range(n)}
 
@@ -111,16 +112,21 @@ class RequestProgress:
         for completion in output.outputs:
             key = (index, completion.index)
             num_new = len(completion.token_ids)
-            if num_new:
+            if num_new and self._shows_output:
                 self._count_tokens(key, num_new, now)
             if completion.finish_reason is not None and key in self._unfinished:
                 self._unfinished.discard(key)
                 metrics.request_success[completion.finish_reason].inc()
-                metrics.e2e_request_latency.observe(now - self._arrival_time)
+                metrics.e2e_request_latency.observe(now - self.arrival_time)
 
-    def close(self) -> None:
-        """Counts what will not end any more as aborted."""
-        self._metrics.request_success["abort"].inc(len(self._unfinished))
+    def close(self, reason: str | None) -> None:
+        """Counts what will not end any more.
+
+        Args:
+            reason: one of `FINISH_REASONS`; None where the request was refused, and counts nowhere.
+        """
+        if reason is not None:
+            self._metrics.request_success[reason].inc(len(self._unfinished))
         self._unfinished.clear()
 
     def _count_tokens(self, key: tuple[int, int], num_new: int, now: float) -> None:
@@ -128,7 +134,7 @@ class RequestProgress:
         last = self._last_token_times.get(key)
         self._last_token_times[key] = now
         if last is None:
-            self._metrics.time_to_first_token.observe(now - self._arrival_time)
+            self._metrics.time_to_first_token.observe(now - self.arrival_time)
             return
         for _ in range(num_new):
             self._metrics.inter_token_latency.observe((now - last) / num_new)

@@ -43,10 +43,13 @@ class PromptReader:
     async def of_completion(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Prompts in their order; where there are several, each knows its name."""
         encoded = []
+        # Short ones are encoded here and now, as long as they are short together.
+        num_inline = 0
         for index, prompt in enumerate(prompts):
             name = f"prompt[{index}]" if len(prompts) > 1 else ""
             if isinstance(prompt, str):
-                token_ids = await self.encode(prompt, name or "prompt")
+                num_inline += len(prompt)
+                token_ids = await self.encode(prompt, name or "prompt", num_inline)
                 encoded.append(EncodedPrompt(token_ids, prompt, name))
             else:
                 encoded.append(EncodedPrompt(prompt, None, name))
@@ -105,17 +108,26 @@ class PromptReader:
             options = replace(options, template_kwargs={**told, **thinking, **template_kwargs})
         return self.chat_renderer.encode_one(messages, options)
 
-    async def encode(self, text: str, name: str) -> list[int]:
+    async def encode(
+        self,
+        text: str,
+        name: str,
+        length: int | None = None,
+        *,
+        add_special_tokens: bool = True,
+    ) -> list[int]:
         """Token ids of a text.
 
         Args:
             text: any.
             name: of its field.
+            length: of the texts of one request up to this one; None is that of the text.
+            add_special_tokens: put around it what the tokenizer puts around every text.
         """
         try:
-            if len(text) <= _MAX_INLINE_LENGTH:
-                return self.tokenizer.encode(text)
-            return await asyncio.to_thread(self.tokenizer.encode, text)
+            if (len(text) if length is None else length) <= _MAX_INLINE_LENGTH:
+                return self.tokenizer.encode(text, add_special_tokens)
+            return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
         except RequestError as error:
             raise invalid(name, f"{name}: {error}") from None
 

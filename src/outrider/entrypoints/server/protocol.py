@@ -142,7 +142,6 @@ class GenerationBody(RequestBody):
     """Fields that completions and chat completions share."""
 
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
-        "add_special_tokens": (True,),
         "allowed_token_ids": (),
         "early_stopping": (False,),
         "guided_choice": (),
@@ -228,6 +227,7 @@ class CompletionBody(GenerationBody):
 
     UNSUPPORTED: ClassVar[dict[str, tuple[object, ...]]] = {
         **GenerationBody.UNSUPPORTED,
+        "add_special_tokens": (True,),
         "suffix": ("",),
     }
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from outrider.entrypoints.prompt_encoder import EncodedPrompt
     from outrider.entrypoints.server.engine_client import EngineClient
-    from outrider.entrypoints.server.metrics import ServerMetrics
+    from outrider.entrypoints.server.metrics import RequestProgress, ServerMetrics
     from outrider.outputs import RequestOutput
     from outrider.sampling_params import SamplingParams
 
@@ -59,12 +59,23 @@ class Serving:
         if self.is_draining:
             raise ApiError(503, "the server is shutting down", headers={"connection": "close"})
 
+    def check_open(self) -> None:
+        """Raises the 503 of `check_alive`, or the 429 of a queue without a place left.
+
+        A request is asked here before its prompts are read, which takes longer.
+        """
+        self.check_alive()
+        if self._num_unfinished >= self._max_num_unfinished:
+            raise self._queue_is_full()
+
     def open(
         self,
         prompts: Sequence[EncodedPrompt],
         params: SamplingParams,
         request_id: str,
         explain: Callable[[RequestError], ApiError],
+        *,
+        shows_output: bool = True,
     ) -> Generation:
         """Admits a request, all its prompts or none.
 
@@ -73,6 +84,7 @@ class Serving:
             params: of each.
             request_id: unique.
             explain: makes the answer of an error in the request.
+            shows_output: false where only the prompts are wanted, and no token counts as emitted.
 
         Raises:
             ApiError: it can never run, or not now.
@@ -94,14 +106,11 @@ class Serving:
                 f"{self._max_num_unfinished} at most",
             )
         if self._num_unfinished + count > self._max_num_unfinished:
-            raise ApiError(
-                429,
-                f"{self._num_unfinished} completions run or wait, and the server runs and queues "
-                f"{self._max_num_unfinished} at most (--max-num-queued): try again",
-                code="queue_full",
-                headers={"retry-after": str(self._retry_after_s())},
-            )
-        generation = Generation(self._llm, self._metrics, prompts, params, request_id, explain)
+            raise self._queue_is_full()
+        progress = self._metrics.progress(
+            [len(prompt.token_ids) for prompt in prompts], params.n, shows_output=shows_output
+        )
+        generation = Generation(self._llm, progress, prompts, params, request_id, explain)
         self._num_unfinished += count
         self._running.add(generation)
         generation.on_close = self._forget
@@ -110,8 +119,9 @@ class Serving:
 
     async def abort_all(self) -> None:
         """Ends every request that runs; each is answered with an error."""
-        for generation in list(self._running):
-            await generation.abort()
+        request_ids = [one for generation in self._running for one in generation.abort()]
+        # All between the same two steps.
+        await self._llm.abort(request_ids)
 
     def _report_death(self, error: EngineDeadError) -> None:
         """Writes into the log, once, what those whose requests ended are not told."""
@@ -122,8 +132,19 @@ class Serving:
     def _forget(self, generation: Generation) -> None:
         self._running.discard(generation)
         self._num_unfinished -= generation.num_completions
+        if generation.end_reason is None:
+            return  # It was refused, which takes no time.
         newest = time.monotonic() - generation.arrival_time
         self._mean_seconds += _NEWEST_WEIGHT * (newest - self._mean_seconds)
+
+    def _queue_is_full(self) -> ApiError:
+        return ApiError(
+            429,
+            f"{self._num_unfinished} completions run or wait, and the server runs and queues "
+            f"{self._max_num_unfinished} at most (--max-num-queued): try again",
+            code="queue_full",
+            headers={"retry-after": str(self._retry_after_s())},
+        )
 
     def _retry_after_s(self) -> int:
         """Seconds until a place may be free: those in front, at the pace of the last ones."""
@@ -141,13 +162,12 @@ class Generation:
     def __init__(
         self,
         llm: EngineClient,
-        metrics: ServerMetrics,
+        progress: RequestProgress,
         prompts: Sequence[EncodedPrompt],
         params: SamplingParams,
         request_id: str,
         explain: Callable[[RequestError], ApiError],
     ) -> None:
-        self.arrival_time = time.monotonic()
         self.num_completions = len(prompts) * params.n
         self.on_close: Callable[[Generation], None] | None = None
         self.on_death: Callable[[EngineDeadError], None] | None = None
@@ -156,11 +176,17 @@ class Generation:
         self._params = params
         self._explain = explain
         self._request_ids = [f"{request_id}-{index}" for index in range(len(prompts))]
-        self._progress = metrics.progress(
-            [len(prompt.token_ids) for prompt in prompts], params.n, self.arrival_time
-        )
+        self._progress = progress
         self._stream = self._one(0) if len(prompts) == 1 else self._merged()
         self._first: tuple[int, RequestOutput] | None = None
+        self._is_aborted = False
+        # What outputs count as that have not ended by themselves; None is not at all.
+        self.end_reason: str | None = "abort"
+
+    @property
+    def arrival_time(self) -> float:
+        """When the request was admitted, in seconds of `time.monotonic`."""
+        return self._progress.arrival_time
 
     async def start(self) -> None:
         """Waits for the first output, so that an error is known before anything is answered."""
@@ -175,10 +201,10 @@ class Generation:
             return first
         return await self._next()
 
-    async def abort(self) -> None:
-        """Ends the outputs from without: whoever iterates gets an error."""
-        for request_id in self._request_ids:
-            await self._llm.abort(request_id)
+    def abort(self) -> list[str]:
+        """Lets whoever iterates get an error, and says which requests the engine is to end."""
+        self._is_aborted = True
+        return self._request_ids
 
     async def aclose(self) -> None:
         """Aborts what has not ended, and forgets the request."""
@@ -186,21 +212,23 @@ class Generation:
             return
         on_close, self.on_close = self.on_close, None
         on_close(self)
-        self._progress.close()
+        self._progress.close(self.end_reason)
         await self._stream.aclose()
 
     async def _next(self) -> tuple[int, RequestOutput]:
         try:
             index, output = await anext(self._stream)
         except EngineDeadError as error:
+            self.end_reason = "error"
             if self.on_death is not None:
                 self.on_death(error)
             raise _engine_is_dead() from None
         except RequestError as error:
+            self.end_reason = None
             raise self._explain(error) from None
         self._progress.observe(index, output)
         reasons = [completion.finish_reason for completion in output.outputs]
-        if "abort" in reasons:
+        if "abort" in reasons or (self._is_aborted and not output.finished):
             raise ApiError(503, "the server is shutting down: the request was aborted")
         ends = {(one.finish_reason, one.stop_reason) for one in output.outputs}
         if ("error", GRAMMAR_STUCK) in ends:
