@@ -205,8 +205,6 @@ def training_curve(
         [point.hours for point in points], [sample.fresh_length for sample in samples], k
     )
     _show(points, gains, f"K = {k}, temperature 0, {len(inputs)} prompts of {prompts_file.stem}")
-    if plot is not None:
-        plot_curve(points, plot)
     config = EngineConfig().resolve()
     report: dict[str, Any] = {
         "benchmark": "training_curve",
@@ -220,6 +218,8 @@ def training_curve(
         "provenance": provenance(str(config.device), config.dtype),
     }
     sys.stdout.write(f"{json.dumps(report)}\n")
+    if plot is not None:
+        plot_curve(points, plot)
     return 0
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from outrider.entrypoints.acceptance_sweep import Way
-from outrider.errors import ConfigError
+from outrider.errors import ConfigError, OutriderError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,19 +32,31 @@ def check_plot_path(path: Path) -> None:
     """Tells what would fail at the end of a long measurement before it begins.
 
     Raises:
-        ConfigError: the path is no PNG in a folder that is there, or matplotlib is missing.
+        ConfigError: the path is no PNG in a folder that is there, it cannot be written, or
+            matplotlib is missing.
     """
     if path.suffix.lower() != ".png":
         raise ConfigError(f"--plot writes PNG: give a file that ends in .png, got {path}")
     if not path.parent.is_dir():
         raise ConfigError(f"--plot: {path.parent} is no folder")
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"--plot: {path} cannot be written")
     if find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib: pip install 'outrider[train]'")
 
 
 def plot_acceptance(rows: Sequence[AcceptanceRow], path: Path) -> None:
-    """Writes `acceptance_figure` as a PNG."""
-    acceptance_figure(rows).savefig(path, format="png", dpi=120)
+    """Writes `acceptance_figure` as a PNG.
+
+    Raises:
+        OutriderError: the file could not be written.
+    """
+    try:
+        acceptance_figure(rows).savefig(path, format="png", dpi=120)
+    except OSError as error:
+        raise OutriderError(
+            f"--plot: {path} could not be written: {error.strerror or error}"
+        ) from None
 
 
 def acceptance_figure(rows: Sequence[AcceptanceRow]) -> Figure:

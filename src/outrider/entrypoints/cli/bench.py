@@ -274,13 +274,9 @@ def _show_sample(way: "Way", sample: "AcceptanceSample") -> None:
 def _report(
     sweep: "AcceptanceSweep", result: "SweepResult", plot: Path | None, is_json: bool
 ) -> None:
-    """The picture, the table and the line of JSON."""
+    """The table, the line of JSON and the picture."""
     from outrider import __version__
 
-    if plot is not None:
-        from outrider.entrypoints.acceptance_plot import plot_acceptance
-
-        plot_acceptance(result.rows, plot)
     config = sweep.llm.llm_engine.config
     if not is_json:
         from outrider.entrypoints.cli.acceptance_table import show_acceptance
@@ -302,3 +298,8 @@ def _report(
         },
     }
     typer.echo(json.dumps(report))
+    # Last: what was measured is told, whatever becomes of the picture.
+    if plot is not None:
+        from outrider.entrypoints.acceptance_plot import plot_acceptance
+
+        plot_acceptance(result.rows, plot)
