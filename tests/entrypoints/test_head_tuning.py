@@ -26,6 +26,7 @@ from outrider.entrypoints.head_tuning import (
 from outrider.entrypoints.llm import LLM
 from outrider.errors import CheckpointError, ConfigError, OutriderError, RequestError
 from outrider.models.qwen4_exp.checkpoint_names import is_mtp_tensor
+from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.models.qwen4_exp.weights import load_model, save_checkpoint
 from outrider.ops import native
 from outrider.sampling_params import SamplingParams
@@ -300,6 +301,28 @@ def test_a_head_that_cannot_be_put_in_place_is_kept(
         load_file(folder / "model.safetensors") for folder in (blurred_dir, tmp_path / "out")
     )
     assert any(not torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_head_goes_elsewhere_where_the_usual_place_is_full(
+    blurred_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = tmp_path / "temporary"
+    full.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(full))
+    save = head_tuning_module.save_head
+
+    def full_disk(model: Qwen4ExpForCausalLM, path: Path, dtype: torch.dtype) -> None:
+        if full in path.parents:
+            raise CheckpointError(f"{path}: No space left on device")
+        save(model, path, dtype)
+
+    monkeypatch.setattr(head_tuning_module, "save_head", full_disk)
+    out = tmp_path / "below" / "out"
+    head_tuning(blurred_dir, out, plan=QUICK_PLAN).run()
+    assert (out / REPORT_FILE).exists()
+    # Nothing stays but what was asked for.
+    assert os.listdir(out.parent) == ["out"]
+    assert os.listdir(full) == []
 
 
 def test_a_plan_reaches_the_training() -> None:

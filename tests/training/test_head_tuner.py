@@ -199,6 +199,23 @@ def test_each_step_tells_how_far_it_is() -> None:
     assert all(len(step.depth_losses) == 3 and step.tokens_per_s > 0 for step in steps)
 
 
+def test_a_short_tuning_comes_to_its_learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates: list[float] = []
+    step = torch.optim.AdamW.step
+
+    def watched(optimizer: torch.optim.AdamW, closure: None = None) -> None:
+        rates.append(optimizer.param_groups[0]["lr"])
+        step(optimizer, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", watched)
+    texts = random_texts([(4, 14)] * 4)
+    tuning = config(optimizer=OptimizerConfig(learning_rate=1e-3), batch_size=1, num_epochs=3)
+    HeadTuner(tiny_model(), texts, tuning).tune()
+    # A warm-up of one step in twelve, of the twenty that a long run has.
+    assert rates[:6] == [1e-3] * 6
+    assert rates[-1] < rates[6] < 1e-3
+
+
 def test_time_that_is_used_up_ends_it() -> None:
     texts = random_texts([(4, 14)])
     report = HeadTuner(tiny_model(), texts, config(num_epochs=1000, max_minutes=1e-9)).tune()

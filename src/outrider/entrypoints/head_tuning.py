@@ -263,18 +263,30 @@ class HeadTuning:
 
     def _save(self, model: Qwen4ExpForCausalLM) -> int:
         """Writes the output folder; returns how many tensors are those of the checkpoint."""
-        folder = Path(tempfile.mkdtemp(prefix="outrider-"))
-        head_file = folder / "mtp.safetensors"
+        head_file = self._save_head(model)
         try:
-            save_head(model, head_file, head_dtype(self.checkpoint))
             stitch_head(self.checkpoint, head_file, self.output_dir)
         except CheckpointError as error:
-            if head_file.exists():
-                raise CheckpointError(f"{error}; the tuned head is kept as {head_file}") from None
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-        shutil.rmtree(folder)
+            raise CheckpointError(f"{error}; the tuned head is kept as {head_file}") from None
+        shutil.rmtree(head_file.parent)
         return check_same_trunk(self.checkpoint, self.output_dir)
+
+    def _save_head(self, model: Qwen4ExpForCausalLM) -> Path:
+        """Writes the head by itself, beside the output folder where the usual place has no room."""
+        dtype = head_dtype(self.checkpoint)
+        for place in (Path(tempfile.gettempdir()), self.output_dir.absolute().parent):
+            folder = None
+            try:
+                place.mkdir(parents=True, exist_ok=True)
+                folder = tempfile.mkdtemp(prefix="outrider-", dir=place)
+                save_head(model, Path(folder, "mtp.safetensors"), dtype)
+            except (OSError, CheckpointError) as failure:
+                if folder is not None:
+                    shutil.rmtree(folder, ignore_errors=True)
+                error = failure
+            else:
+                return Path(folder, "mtp.safetensors")
+        raise CheckpointError(f"the tuned head could not be written: {error}") from None
 
     def _write_report(self, report: HeadTuningReport) -> None:
         path = self.output_dir / REPORT_FILE

@@ -248,10 +248,12 @@ def _publish(staging: Path, output_dir: Path) -> None:
     """Moves complete files to where they are looked for."""
     if not output_dir.exists():
         staging.rename(output_dir)
+        flush_to_disk(output_dir.parent)
         return
     # Not the folder itself: a mount cannot be replaced, and a shell in it would see none of them.
     for path in sorted(staging.iterdir(), key=lambda path: path.name == CONFIG_NAME):
         path.rename(output_dir / path.name)
+    flush_to_disk(output_dir)
 
 
 def _write_head(tensors: dict[str, Tensor], head_file: Path) -> None:

@@ -61,7 +61,7 @@ class TuneConfig:
         num_epochs: how often each text is seen.
         max_minutes: ends the tuning earlier, its learning rate decayed by then; None is no limit.
             Where it does, the result depends on the machine.
-        warmup_steps: until the learning rate is at its peak.
+        warmup_steps: until the learning rate is at its peak; a tenth of the steps at most.
         batch_size: texts of a step.
         max_stream_bytes: of the trunk's streams that are kept from one epoch to the next.
         seed: of the order of the texts.
@@ -165,10 +165,11 @@ class HeadTuner:
         self._streams = TrunkStreams(model.model, config.max_stream_bytes)
         self._optimizer = make_optimizer(model.mtp, config.optimizer)
         self._order = torch.Generator().manual_seed(config.seed)
+        num_steps = config.num_epochs * -(-len(self._texts) // config.batch_size)
         self._schedule = ScheduleConfig(
             max_tokens=config.num_epochs * sum(num_trained_rows(one) for one in self._texts),
             max_minutes=config.max_minutes,
-            warmup_steps=config.warmup_steps,
+            warmup_steps=min(config.warmup_steps, max(1, num_steps // 10)),
             decay_fraction=0.5,
         )
 
