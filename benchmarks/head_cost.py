@@ -8,7 +8,7 @@ same windows in the same order; they differ in `mtp_weight` or `detach_trunk` al
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +28,7 @@ from outrider.training.train import EXPORT_FOLDER, make_trainer, run_to_the_end
 HEAD, DETACHED, TRUNK = SIDES = ("head", "detached", "trunk")
 # Of the bundled checkpoint, at a tenth of their length.
 STAGES = ",".join(f"configs/bundled{name}.toml" for name in ("", "_corpus", "_head"))
+SETTINGS_FILE = "settings.json"
 TOKENS = "226_000,800_000,900_000"
 
 app = make_app("benchmarks.head_cost")
@@ -110,10 +111,26 @@ def run_side(
             first_weights=folders[-1] / EXPORT_FOLDER if folders else start,
             side=side,
         )
+        _keep_settings(config)
         sys.stderr.write(f"{side}: {path}, {max_tokens:,} tokens\n")
         run_to_the_end(make_trainer(config), config)
         folders.append(output_dir)
     return folders
+
+
+def _keep_settings(config: TrainConfig) -> None:
+    """Writes down how a run is trained; one that was trained in another way is no measurement."""
+    folder = config.run.output_dir
+    file = folder / SETTINGS_FILE
+    settings = json.dumps(asdict(config), default=str, indent=1)
+    if file.exists():
+        if file.read_text(encoding="utf-8") != settings:
+            raise ConfigError(f"{folder}: a run with other settings is in it: name another DIR")
+    elif (folder / LOG_FILE).exists():
+        raise ConfigError(f"{folder}: a run with unknown settings is in it: name another DIR")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.write_text(settings, encoding="utf-8")
 
 
 def compare(stages: list[Path], folders: dict[str, list[Path]]) -> list[StageCost]:

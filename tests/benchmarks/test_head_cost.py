@@ -58,6 +58,20 @@ def test_a_detached_head_leaves_the_trunk_what_it_is_without(
         check_same_trunk(folder / "trunk_1" / "export", folder / "head_1" / "export")
 
 
+def test_a_run_with_other_settings_is_no_measurement(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = write_run(tmp_path, "first")
+    given = [str(tmp_path / "runs"), "--stages", str(stage), "--only", "trunk", "--tokens"]
+    assert run(app, "head_cost", [*given, str(2 * ROWS_PER_STEP)]) == 0
+    assert run(app, "head_cost", [*given, str(2 * ROWS_PER_STEP)]) == 0
+    assert run(app, "head_cost", [*given, str(3 * ROWS_PER_STEP)]) == 2
+    assert "trunk_1: a run with other settings is in it: name another" in capsys.readouterr().err
+    (tmp_path / "runs" / "trunk_1" / "settings.json").unlink()
+    assert run(app, "head_cost", [*given, str(2 * ROWS_PER_STEP)]) == 2
+    assert "trunk_1: a run with unknown settings is in it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
