@@ -115,6 +115,10 @@ def test_types_follow_the_fields(tmp_path: Path) -> None:
             RUN + BUDGET + "[optimizer]\nmax_grad_norm = 0\n",
             "max_grad_norm: 0.0 is not above 0",
         ),
+        (
+            RUN + BUDGET + "final_fraction = 2.0\n",
+            "schedule.final_fraction: 2.0 is above 1",
+        ),
         (RUN + "[schedule\n", "not TOML"),
     ],
 )

@@ -113,6 +113,41 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
         assert torch.equal(second.model.state_dict()[name], tensor), name
 
 
+def test_a_tied_embedding_is_kept_once(tmp_path: Path) -> None:
+    def trainer(seed: int) -> Trainer:
+        shape = dataclasses.replace(tiny_config(VOCAB_SIZE), tie_word_embeddings=True)
+        model = Qwen4ExpForCausalLM(shape, num_mtp_layers=1)
+        model.init_weights(torch.Generator().manual_seed(seed))
+        return Trainer(
+            model,
+            tiny_run(tmp_path),
+            train_tokens=tiny_tokens(1),
+            held_out_tokens=tiny_tokens(2),
+        )
+
+    first = trainer(0)
+    first.step()
+    first.save()
+    second = trainer(9)
+    assert second.progress.step == 1
+    assert second.model.lm_head.weight is second.model.model.embed_tokens.weight
+    for name, tensor in first.model.state_dict().items():
+        assert torch.equal(second.model.state_dict()[name], tensor), name
+
+
+def test_an_evaluation_after_a_resume_tells_the_rate_of_its_place(tmp_path: Path) -> None:
+    first = tiny_trainer(tiny_run(tmp_path))
+    for _ in range(NUM_STEPS - 1):
+        first.step()
+    first.save()
+    second = tiny_trainer(tiny_run(tmp_path))
+    second.evaluate()
+    (record,) = read_log(tmp_path / "log.jsonl")
+    # The last step of a decay over 30 % of six: five ninths of the way are left.
+    left = (1 - 5 / 6) / 0.3
+    assert record["learning_rate"] == pytest.approx(2e-3 * (0.02 + 0.98 * left), rel=1e-4)
+
+
 @pytest.mark.parametrize("stop_at", [3, 4])
 def test_each_evaluation_is_logged_once(tmp_path: Path, stop_at: int) -> None:
     config = tiny_run(tmp_path)
@@ -370,3 +405,12 @@ def test_an_export_loads_back(tmp_path: Path) -> None:
     for name, parameter in model.named_parameters():
         rounded = parameter.bfloat16().float()
         assert torch.equal(loaded.get_parameter(name), rounded), name
+
+
+def test_an_export_may_go_where_its_tokenizer_comes_from(tmp_path: Path) -> None:
+    export_checkpoint(tiny_model(0), BUNDLED, tmp_path)
+    tokenizer = (tmp_path / "tokenizer.json").read_bytes()
+    export_checkpoint(tiny_model(1), tmp_path, tmp_path)
+    assert (tmp_path / "tokenizer.json").read_bytes() == tokenizer
+    rounded = tiny_model(1).lm_head.weight.bfloat16().float()
+    assert torch.equal(load_model(tmp_path).lm_head.weight, rounded)

@@ -61,7 +61,7 @@ def save_training_checkpoint(
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        save_file(_contiguous(model.state_dict()), temporary / _MODEL_FILE)
+        save_file(_weights(model), temporary / _MODEL_FILE)
         save_file(_optimizer_tensors(model, optimizer), temporary / _OPTIMIZER_FILE)
         record = {**asdict(progress), _DATA: dict(data)}
         (temporary / _PROGRESS_FILE).write_text(json.dumps(record), encoding="utf-8")
@@ -100,8 +100,9 @@ def load_training_checkpoint(
     except (OSError, ValueError, TypeError, KeyError, AttributeError, SafetensorError) as error:
         raise OutriderError(f"{checkpoint}: not a checkpoint of this run ({error})") from error
     _check_data(checkpoint, data_before, data)
-    _check_names_and_shapes(checkpoint, weights, model.state_dict())
-    model.load_state_dict(weights)
+    _check_names_and_shapes(checkpoint, weights, _weights(model))
+    # What is left out is tied to what is there.
+    model.load_state_dict(weights, strict=False)
     for name, parameter in model.named_parameters():
         if f"exp_avg.{name}" in tensors:
             # `step` stays on the CPU unless the optimiser is fused on the parameter's device.
@@ -160,6 +161,17 @@ def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
         tensors.update(
             {f"{moment}.{name}": state[moment] for moment in _MOMENTS if moment in state}
         )
+    return _contiguous(tensors)
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every tensor once: of those that are tied, the first."""
+    tensors = model.state_dict()
+    places: set[int] = set()
+    for name, tensor in list(tensors.items()):
+        if tensor.numel() and tensor.data_ptr() in places:
+            del tensors[name]
+        places.add(tensor.data_ptr())
     return _contiguous(tensors)
 
 

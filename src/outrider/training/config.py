@@ -65,15 +65,17 @@ class LossConfig:
     lk_lambda: float = 0.5
     # One weight a depth that the head is unrolled to; FastMTP's, arXiv:2509.18362.
     depth_weights: tuple[float, ...] = (0.51, 0.31, 0.18)
-    # Adam's step on the head's own parameters does not depend on this weight; it decides how much
-    # the trunk and the shared embedding listen to the head. 0 trains a trunk without a head.
+    # How much the trunk and the shared embedding listen to the head. Adam's step on the head's own
+    # parameters hardly depends on it: it does by way of the norm alone to which the gradient of all
+    # of them together is clipped. 0 trains a trunk without a head.
     mtp_weight: float = 0.3
-    # True hides the trunk from the head's gradient: the trunk is then what it is without a head,
-    # its streams no easier to draft from. docs/training.md has what either way costs.
+    # True hides the trunk from the head's gradient: the trunk is then as good as without a head
+    # (it still shares the clipping), its streams no easier to draft from. docs/training.md has what
+    # either way costs.
     detach_trunk: bool = False
     router_balance_weight: float = 0.01
     # The indexer learns from this alone (no gradient passes through a choice of blocks), and
-    # nothing else feels it.
+    # nothing else learns from it.
     index_weight: float = 1.0
 
     def __post_init__(self) -> None:
@@ -202,6 +204,8 @@ class TrainConfig:
         for beta in self.optimizer.betas:
             if not 0.0 <= beta < 1.0:
                 raise ConfigError(f"optimizer.betas: {beta} is not at least 0 and below 1")
+        if self.schedule.final_fraction > 1.0:
+            raise ConfigError(f"schedule.final_fraction: {self.schedule.final_fraction} is above 1")
         if self.run.seed > _MAX_SEED:
             raise ConfigError(f"run.seed: {self.run.seed} is above {_MAX_SEED}")
 

@@ -37,8 +37,10 @@ def export_checkpoint(model: Qwen4ExpForCausalLM, model_dir: Path, output_dir: P
     """
     try:
         output_dir.mkdir(parents=True, exist_ok=True)
+        # A run may go on in the folder that its tokenizer comes from.
+        is_there = output_dir.samefile(model_dir)
         for name in _TOKENIZER_FILES:
-            if (model_dir / name).exists():
+            if (model_dir / name).exists() and not is_there:
                 shutil.copyfile(model_dir / name, output_dir / name)
     except OSError as error:
         raise CheckpointError(

@@ -58,7 +58,7 @@ def plot_losses(records: Sequence[Mapping[str, Any]], path: Path) -> None:
     training, held_out = figure.subplots(1, 2)
     train = [record for record in records if record["kind"] == "train"]
     evaluations = [record for record in records if record["kind"] == "eval"]
-    _draw(training, "training: loss", "nats a token", _thinned(train), "trunk", "depths")
+    _draw(training, "training: loss (head: loss.kind)", "", _thinned(train), "trunk", "depths")
     _draw(
         held_out, "held out: loss", "nats a token", evaluations, "trunk_loss", "depth_losses", "o-"
     )

@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from outrider.errors import OutriderError
+from outrider.models.qwen4_exp.checkpoint_writer import flush_to_disk
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -27,9 +28,11 @@ class RunLog:
         self._path = path
         self._evaluated: set[int] = set()
         if path.exists():
-            kept = [record for record in read_log(path) if record["step"] <= last_step]
+            records = read_log(path)
+            kept = [record for record in records if record["step"] <= last_step]
             self._evaluated = {one["step"] for one in kept if one["kind"] == "eval"}
-            self._replace(kept)
+            if len(kept) < len(records) or not path.read_bytes().endswith(b"\n"):
+                self._replace(kept)
 
     def has_evaluation(self, step: int) -> bool:
         """Whether the log tells of an evaluation at this step."""
@@ -53,6 +56,7 @@ class RunLog:
             temporary.write_text(
                 "".join(json.dumps(record) + "\n" for record in records), encoding="utf-8"
             )
+            flush_to_disk(temporary)
             temporary.replace(self._path)
         except OSError as error:
             raise self._failure(error) from error

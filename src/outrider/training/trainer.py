@@ -148,6 +148,7 @@ class Trainer:
             self.progress = load_training_checkpoint(
                 newest, model, self._optimizer, self._sampler.identity
             )
+            self._set_learning_rate()
             logger.info("going on from %s", newest)
         self._log_file = RunLog(config.run.output_dir / LOG_FILE, self.progress.step)
 
@@ -201,9 +202,7 @@ class Trainer:
         A batch whose gradient is not finite changes no weight and counts as a step.
         """
         config = self._config
-        factor = learning_rate_factor(self.progress, config.schedule)
-        for group in self._optimizer.param_groups:
-            group["lr"] = factor * config.optimizer.learning_rate
+        self._set_learning_rate()
         window = self._sampler.batch(self.progress.step).to(self._device)
         losses = self._workers.backward(list(self.model.parameters()), self._losses, window)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.optimizer.max_grad_norm)
@@ -215,6 +214,12 @@ class Trainer:
         self.progress.step += 1
         self.progress.num_tokens += mtp_loss.input_ids(window).numel()
         return losses, grad_norm
+
+    def _set_learning_rate(self) -> None:
+        """To that of the coming step."""
+        factor = learning_rate_factor(self.progress, self._config.schedule)
+        for group in self._optimizer.param_groups:
+            group["lr"] = factor * self._config.optimizer.learning_rate
 
     def evaluate(self) -> Evaluation:
         """Measures on the held-out windows and logs the result."""
