@@ -1,8 +1,8 @@
 """Acceptance over every combination of K, temperature, drafts, rule and suite that is asked for.
 
 Several ways of decoding are one: at temperature 0 every rule is argmax equality and every draft the
-likeliest token, and `block` is `standard` with one-hot drafts, or with one draft a step. What is
-one is decoded once, and its figures stand in the row of each of its ways.
+likeliest token, and with one-hot drafts `block` is `standard`. What is one is decoded once, and its
+figures stand in the row of each of its ways.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Way:
         """The one that stands for all ways which give the very same texts in the same windows."""
         if self.is_greedy:
             return replace(self, draft_sample_method="greedy", rule="standard")
-        if self.rule == "block" and (self.draft_sample_method == "greedy" or self.k == 1):
+        if self.draft_sample_method == "greedy" and self.rule == "block":
             return replace(self, rule="standard")
         return self
 
