@@ -19,6 +19,10 @@ class RequestError(OutriderError):
     """A request that cannot be served: its prompt or one of its sampling parameters."""
 
 
+class ContextLengthError(RequestError):
+    """A prompt that is longer than the model can read."""
+
+
 class EngineDeadError(RuntimeError):
     """The engine behind an `AsyncLLM` has ended, by an error or because it was shut down."""
 

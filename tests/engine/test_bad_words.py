@@ -53,3 +53,22 @@ def test_white_space_is_a_word_like_any_other(piece: bytes, k: int) -> None:
     (got,) = decode(engine, [Job([5, 9], greedy(6, logit_bias=biases, bad_words=[word]))])
     assert len(got.token_ids) == 6
     assert {WHITE[token_id] for token_id in got.token_ids} <= {*WHITE} - {piece}
+
+
+def test_the_choices_of_a_request_share_their_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, spelled = tokenizer_with_bos(), list[str]()
+    encode = tokenizer.encode
+
+    def counted(text: str, add_special_tokens: bool = True) -> list[int]:
+        spelled.append(text)
+        return encode(text, add_special_tokens)
+
+    engine = make_engine(tiny_model(), 0, tokenizer)
+    monkeypatch.setattr(engine.tokenizer, "encode", counted)
+    for number, words in enumerate((["AB"], ["AB"], ["C"], ["AB"], [])):
+        engine.add_request(str(number), [5, 9], greedy(2, bad_words=words))
+    assert spelled == ["AB", " AB", "C", " C", "AB", " AB"]
+    banned = [request.bad_words_token_ids for request in engine.scheduler._waiting]
+    assert banned[0] == banned[1] == banned[3] == [encode(text, False) for text in ("AB", " AB")]
+    assert banned[2] == [encode(text, False) for text in ("C", " C")]
+    assert not banned[4]

@@ -138,7 +138,7 @@ BAD: dict[str, tuple[Any, str]] = {
     ),
     "call": ([{"role": "assistant", "tool_calls": [1]}], "messages[0].tool_calls[0] must be an"),
     "surrogate": ([{"role": "user", "content": "\ud800"}], "the prompt is no valid Unicode text"),
-    "long": ([{"role": "user", "content": "word " * 300}], "and max_model_len 256 leaves no room"),
+    "long": ([{"role": "user", "content": "word " * 300}], "maximum context length is 256 tokens"),
 }
 
 

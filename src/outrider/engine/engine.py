@@ -15,7 +15,7 @@ from outrider.engine.margins import MarginMeter
 from outrider.engine.model_runner import ModelRunner
 from outrider.engine.proposers import make_proposer
 from outrider.engine.scheduler import Scheduler
-from outrider.errors import ConfigError, RequestError, shown
+from outrider.errors import ConfigError, ContextLengthError, RequestError, shown
 from outrider.grammar.compiler import GrammarCompiler
 from outrider.models.qwen4_exp.cache_specs import target_layer_states
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
@@ -116,6 +116,8 @@ class LLMEngine(EngineCore):
             self.num_allowed_tokens, missing_ids = tokenizer.num_tokens, tokenizer.missing_ids
         self.grammars = GrammarCompiler(tokenizer, model.config.vocab_size, self.eos_token_ids)
         self.num_steps = 0
+        # Of the last request that had any.
+        self._spelled_words: tuple[Sequence[str] | None, list[list[int]]] | None = None
         # Requests without a seed draw entropy, or follow the engine's seed in their order.
         self._seeds: random.Random = random.SystemRandom()
         if config.seed is not None:
@@ -194,12 +196,12 @@ class LLMEngine(EngineCore):
         num_prompt = len(prompt_token_ids)
         if not num_prompt:
             raise RequestError("the prompt is empty: at least one token is needed")
-        self._check_token_ids(prompt_token_ids)
         if num_prompt >= self.max_model_len:
-            raise RequestError(
-                f"the prompt has {num_prompt} tokens, and max_model_len {self.max_model_len} "
-                "leaves no room for output"
+            raise ContextLengthError(
+                f"the prompt has {num_prompt} tokens, and the maximum context length is "
+                f"{self.max_model_len} tokens (max_model_len): no room is left for output"
             )
+        self._check_token_ids(prompt_token_ids)
         self._check_params(params)
         if not self.cache_manager.fits(num_prompt + self._max_output_tokens(num_prompt, params)):
             raise RequestError(
@@ -346,15 +348,20 @@ class LLMEngine(EngineCore):
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
         """The ways each bad word is spelled: at the start of a text, and after a space."""
-        if not params.bad_words:
+        words = params.bad_words
+        if not words:
             return []
+        # The choices and prompts of one request have the same ones.
+        if self._spelled_words is not None and self._spelled_words[0] == words:
+            return self._spelled_words[1]
         # No other white space is taken off: a line break is a word of its own.
         spelled = [
             self.tokenizer.encode(prefix + (word.lstrip(" ") or word), add_special_tokens=False)
-            for word in params.bad_words
+            for word in words
             for prefix in ("", " ")
         ]
-        return [token_ids for token_ids in spelled if token_ids]
+        self._spelled_words = (words, [token_ids for token_ids in spelled if token_ids])
+        return self._spelled_words[1]
 
     def _max_output_tokens(self, num_prompt_tokens: int, params: SamplingParams) -> int:
         room = self.max_model_len - num_prompt_tokens

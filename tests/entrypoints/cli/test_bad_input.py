@@ -135,7 +135,7 @@ PROMPTS: dict[str, tuple[bytes, str]] = {
     "empty": (b'{"prompt": "a"}\n{"prompt": ""}\n', "prompts[1]: the prompt is empty"),
     "long": (
         b'{"prompt": "a"}\n' + json.dumps({"prompt_token_ids": [5] * 256}).encode(),
-        "prompts[1]: the prompt has 256 tokens, and max_model_len 256 leaves no room",
+        "prompts[1]: the prompt has 256 tokens, and the maximum context length is 256 tokens",
     ),
     "id out of range": (b'{"prompt_token_ids": [4096]}', "token id 4096 is out of range: ids are"),
     "id below": (b'{"prompt_token_ids": [-1]}', "token id -1 is out of range: ids are 0 to 4095"),
@@ -169,7 +169,10 @@ def test_a_prompt_longer_than_the_model(
     model_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ("generate", "def f(x):", "--model", str(model_dir), "--max-model-len", "4")
-    assert "and max_model_len 4 leaves no room for output" in fails(capsys, *given)
+    assert (
+        "maximum context length is 4 tokens (max_model_len): no room is left for output"
+        in fails(capsys, *given)
+    )
     assert "max_model_len" in fails(capsys, *given[:-1], "257")
 
 

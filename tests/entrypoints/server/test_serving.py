@@ -7,6 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from outrider.errors import ContextLengthError
 from tests.entrypoints.server.app_client import BASE_URL, AppClient, error_of
 from tests.entrypoints.server.scripted_llm import HELLO, Part, ScriptedLLM
 
@@ -151,6 +152,18 @@ def test_a_request_that_the_engine_refuses_is_told_before_anything_runs() -> Non
     assert not llm.closed_ids
     second = AppClient.over(ScriptedLLM(HELLO)).complete(prompt=["a", ""], stream=True)
     assert (second.status_code, error_of(second)["param"]) == (400, "prompt[1]")
+
+
+def test_a_prompt_that_is_too_long_has_the_code_that_clients_know() -> None:
+    class ShortLLM(ScriptedLLM):
+        def check_request(self, *_: object) -> None:
+            raise ContextLengthError("the prompt has 9 tokens, and the maximum context length is 8")
+
+    client = AppClient.over(ShortLLM(HELLO))
+    for response, param in ((client.complete(), "prompt"), (client.chat(), "messages")):
+        error = error_of(response)
+        assert (response.status_code, error["param"]) == (400, param)
+        assert error["code"] == "context_length_exceeded"
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
 
+from outrider.errors import ContextLengthError
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
@@ -99,7 +101,8 @@ def from_request_error(
         param = "logit_bias"
     elif param is None and ("prompt" in message or "token id" in message):
         param = "messages" if "messages" in fields else "prompt"
-    return invalid(param, message)
+    is_too_long = isinstance(error, ContextLengthError)
+    return invalid(param, message, "context_length_exceeded" if is_too_long else None)
 
 
 def json_bytes(value: object) -> bytes:
