@@ -8,6 +8,7 @@ import pytest
 
 from outrider.entrypoints.cli import main
 from outrider.entrypoints.cli.prompt_sources import read_sourced_prompts
+from outrider.errors import RequestError
 from tests.entrypoints.plan_line import without_plan
 
 QUICK = ("--max-model-len", "64", "--max-tokens", "4", "--epochs", "1", "--temperatures", "0")
@@ -133,5 +134,12 @@ def test_sources_of_prompts(prompts_file: str, tmp_path: Path) -> None:
     text.write_text("a\n\nb\na\n")
     assert sources(text) == ["a", "b", "a"]
     lines = tmp_path / "plain.jsonl"
+    # The same prompt is of one source, whatever else its line says.
+    lines.write_text(
+        '{"prompt": "a"}\n{"id": 1, "prompt":"a", "source": null}\n{"prompt": "b"}\n'
+    )
+    first, second, third = sources(lines)
+    assert first == second != third
     lines.write_text('{"prompt": "a"}\n{"prompt": "b", "source": 3}\n')
-    assert len(set(sources(lines))) == 2
+    with pytest.raises(RequestError, match="line 2: source must be a text, got 3"):
+        sources(lines)

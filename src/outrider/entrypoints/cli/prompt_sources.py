@@ -89,7 +89,11 @@ def _parse_line(where: str, line: str) -> tuple[dict[str, Any], str]:
             f'{where}: must be an object such as {{"prompt": "def f("}}, got {shown(value)}'
         )
     source = value.get("source")
-    return given, source if isinstance(source, str) else line
+    if source is None:
+        source = json.dumps(given, sort_keys=True)
+    if not isinstance(source, str):
+        raise RequestError(f"{where}: source must be a text, got {shown(source)}")
+    return given, source
 
 
 def _read_stdin() -> str:
