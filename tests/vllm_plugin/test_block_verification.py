@@ -148,15 +148,26 @@ def test_a_draft_law_of_zeros_was_not_drawn_from(rule: str) -> None:
     assert chi_square_p_value(output[:, 0].long().bincount(), law) > LEAST_P_VALUE
 
 
-@pytest.mark.parametrize("broken", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_stay_with_their_request(broken: float) -> None:
-    logits = torch.tensor([[-1e4, 0.0, -1e4]] * 6)
-    logits[:3] = broken
-    laws = torch.tensor([[0.0, 1.0, 0.0]] * 4)
-    output = verify("block", [[1, 1], [1, 1]], laws, logits, sampling_metadata([1.0, 1.0]))
-    assert ((output >= -1) & (output < 3)).all()
-    assert (output[:, 0] >= 0).all()
-    assert output[1].tolist() == [1, 1, 1]
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_numbers_that_are_not_finite_stay_with_their_request(
+    broken: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[None] = []
+    monkeypatch.setattr(block_verification, "_warn_of_broken_rows", lambda: told.append(None))
+    torch.manual_seed(0)
+    laws, sound = torch.rand(4, 3).softmax(-1), torch.rand(3, 3)
+    for whole in (True, False):
+        logits = torch.cat([torch.zeros(3, 3), sound])
+        logits[:3, slice(None) if whole else 1] = broken
+        metadata = sampling_metadata([1.0, 1.0], generators(5, 6))
+        output = verify("block", [[1, 1], [1, 0]], laws, logits, metadata)
+        assert ((output >= -1) & (output < 3)).all()
+        assert (output[:, 0] >= 0).all()
+        alone = sampling_metadata([1.0], {0: generators(5, 6)[1]})
+        (expected,) = verify("block", [[1, 0]], laws[2:], sound, alone).tolist()
+        assert output[1].tolist() == expected
+    # What is -inf in one place alone is a law without that token.
+    assert len(told) == (1 if broken == -math.inf else 2)
 
 
 @pytest.mark.parametrize(

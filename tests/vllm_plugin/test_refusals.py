@@ -137,6 +137,40 @@ def test_a_head_that_is_missing_from_the_tensors(headless: Path) -> None:
     ]
 
 
+def test_tensors_that_are_missing_or_cut_otherwise(tmp_path: Path) -> None:
+    """vLLM by itself would run on what was in the memory."""
+    tensors = load_file(BUNDLED_MODEL_DIR / "model.safetensors")
+    (table,) = {name.rpartition(".shard_")[0] for name in tensors if ".shard_" in name}
+    left_out = {
+        "trunk": "model.layers.3.self_attn.o_proj.weight",
+        "shard": f"{table}.shard_1.weight",
+        "head": "mtp.fc_hidden.weight",
+    }
+
+    def checkpoint(name: str, tensors: dict[str, torch.Tensor]) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(BUNDLED_MODEL_DIR, folder, ignore=shutil.ignore_patterns("*.py", "suites"))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    folders = [
+        checkpoint(kind, {name: one for name, one in tensors.items() if name != missing})
+        for kind, missing in left_out.items()
+    ]
+    whole = torch.cat([tensors[f"{table}.shard_{index}.weight"] for index in range(2)])
+    others = {name: one for name, one in tensors.items() if ".shard_" not in name}
+    quarters = {
+        f"{table}.shard_{index}.weight": part.clone() for index, part in enumerate(whole.chunk(4))
+    }
+    folders.append(checkpoint("quarters", {**others, **quarters}))
+    told = refusals(*((folder, drafting()) for folder in folders))
+    assert [kind for kind, _ in told] == ["CheckpointError"] * 4
+    for name, (_, message) in zip(left_out.values(), told, strict=False):
+        assert name in message
+    size = -(-len(whole) // 2)
+    assert f"on vLLM a table of {len(whole)} is in shards of {size}" in told[-1][1]
+
+
 @pytest.mark.parametrize(
     ("name", "given", "kept"),
     [

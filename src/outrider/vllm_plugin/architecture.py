@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from huggingface_hub import try_to_load_from_cache
+
 from outrider.errors import ConfigError
+from outrider.models.qwen4_exp.checkpoint_files import weights_file
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
-from outrider.models.qwen4_exp.config_file import TEXT_MODEL_TYPE
+from outrider.models.qwen4_exp.config_file import CONFIG_NAME, TEXT_MODEL_TYPE
+from outrider.models.qwen4_exp.weights import check_tensors
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -56,6 +61,35 @@ def check_cache_dtypes(vllm_config: VllmConfig) -> None:
     ):
         if given not in ("auto", kept):
             raise ConfigError(f'{name} "{given}" is not built: "auto" keeps {kept} here')
+
+
+def check_weights(vllm_config: VllmConfig, num_mtp_layers: int) -> None:
+    """Refuses a checkpoint without one of the model's tensors, or with one of another shape.
+
+    vLLM takes the parameters of its own matrices and embeddings for loaded, whether they are or
+    not, and runs on what was in the memory.
+
+    Args:
+        vllm_config: of the model that loads.
+        num_mtp_layers: of the head, where the head is what loads.
+
+    Raises:
+        CheckpointError: names the tensor.
+    """
+    folder = _checkpoint_folder(vllm_config.model_config)
+    # Of other formats than safetensors nothing is known before they are read.
+    if folder is not None and weights_file(folder).exists():
+        check_tensors(folder, read_architecture(vllm_config), num_mtp_layers)
+
+
+def _checkpoint_folder(model_config: Any) -> Path | None:
+    """Where the files lie that vLLM has found or fetched; None where that is not known."""
+    if Path(model_config.model).is_dir():
+        return Path(model_config.model)
+    found = try_to_load_from_cache(
+        model_config.model, CONFIG_NAME, revision=model_config.revision or "main"
+    )
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def num_head_layers(hf_config: Any) -> int:

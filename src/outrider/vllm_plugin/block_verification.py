@@ -137,7 +137,9 @@ def verify_block(rows: VerifyRows, sampling_metadata: Any) -> Tensor:
     )
     token_ids = result.output_token_ids
     # Where the target's law holds no numbers there is no right token, and vLLM's own sampler takes
-    # some id of the vocabulary as well.
+    # some id of the vocabulary as well, without a word.
+    if result.is_broken.any():
+        _warn_of_broken_rows()
     stuck = rows.target_argmax[:, :1].expand_as(token_ids)
     first = torch.arange(token_ids.shape[1], device=rows.device) == 0
     token_ids = token_ids.where(~(result.is_broken[:, None] & first), stuck)
@@ -146,6 +148,14 @@ def verify_block(rows: VerifyRows, sampling_metadata: Any) -> Tensor:
         is_greedy = sampling_metadata.temperature == 0
         token_ids = greedy.where(is_greedy[:, None], token_ids)
     return token_ids
+
+
+def _warn_of_broken_rows() -> None:
+    from vllm.logger import init_logger
+
+    init_logger("vllm.outrider").warning_once(
+        "outrider: the model's probabilities are not finite; a row without any gets some token"
+    )
 
 
 def _uniforms(

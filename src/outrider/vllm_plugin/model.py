@@ -27,7 +27,7 @@ from vllm.sequence import IntermediateTensors
 
 from outrider.layers.rotary import RotaryEmbedding
 from outrider.models.qwen4_exp.hyper_connection import HyperConnection
-from outrider.vllm_plugin.architecture import check_cache_dtypes, read_architecture
+from outrider.vllm_plugin.architecture import check_cache_dtypes, check_weights, read_architecture
 from outrider.vllm_plugin.decoder_layer import ParallelDecoderLayer
 from outrider.vllm_plugin.norm import widen_norms
 from outrider.vllm_plugin.recurrent_state import COPY_FUNCTIONS, STATE_TYPE, state_spec
@@ -155,6 +155,7 @@ class Qwen4ExpForCausalLM(VocabularyModel, HasInnerState, IsHybrid, SupportsMRoP
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.model = Qwen4ExpModel(vllm_config=vllm_config, prefix=maybe_prefix(prefix, "model"))
+        self._vllm_config = vllm_config
         config = self.config = vllm_config.model_config.hf_text_config
         if get_pp_group().is_last_rank:
             self.lm_head = ParallelLMHead(
@@ -195,7 +196,12 @@ class Qwen4ExpForCausalLM(VocabularyModel, HasInnerState, IsHybrid, SupportsMRoP
         return torch.arange(len(input_tokens)).expand(3, -1), 0
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Loads the trunk; returns the names of what was loaded."""
+        """Loads the trunk; returns the names of what was loaded.
+
+        Raises:
+            CheckpointError: a tensor is missing or of another shape.
+        """
+        check_weights(self._vllm_config, num_mtp_layers=0)
         loaded: set[str] = AutoWeightsLoader(self).load_weights(
             weights, mapper=self.hf_to_vllm_mapper
         )

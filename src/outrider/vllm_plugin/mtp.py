@@ -18,7 +18,7 @@ from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper, m
 from outrider.errors import CheckpointError
 from outrider.models.qwen4_exp.config import INDEXED_ATTENTION
 from outrider.models.qwen4_exp.mtp import MultiTokenPredictor
-from outrider.vllm_plugin.architecture import read_architecture
+from outrider.vllm_plugin.architecture import check_weights, read_architecture
 from outrider.vllm_plugin.decoder_layer import ParallelDecoderLayer
 from outrider.vllm_plugin.model import EXPERT_MAPPER, build_rotary
 from outrider.vllm_plugin.norm import widen_norms
@@ -99,7 +99,7 @@ class Qwen4ExpMTP(VocabularyModel):
             vllm_config=vllm_config, prefix=maybe_prefix(prefix, "mtp")
         )
         config = self.config = vllm_config.model_config.hf_text_config
-        self._source = vllm_config.model_config.model
+        self._vllm_config = vllm_config
         if get_pp_group().is_last_rank:
             self.lm_head = ParallelLMHead(
                 config.vocab_size, config.hidden_size, prefix=maybe_prefix(prefix, "lm_head")
@@ -140,7 +140,8 @@ class Qwen4ExpMTP(VocabularyModel):
         """Loads the head, and the embedding and vocabulary head that it shares.
 
         Raises:
-            CheckpointError: the checkpoint has no head.
+            CheckpointError: the checkpoint has no head, or a tensor is missing or of another
+                shape.
         """
         names = _HeadTensors(weights)
         loaded: set[str] = AutoWeightsLoader(self).load_weights(
@@ -148,9 +149,10 @@ class Qwen4ExpMTP(VocabularyModel):
         )
         if not names.num_found:
             raise CheckpointError(
-                f"{self._source}: no tensor mtp.*: the checkpoint has no head to draft with; "
-                "leave --speculative-config out"
+                f"{self._vllm_config.model_config.model}: no tensor mtp.*: the checkpoint has no "
+                "head to draft with; leave --speculative-config out"
             )
+        check_weights(self._vllm_config, len(self.model.layers))
         if self.config.tie_word_embeddings:
             loaded.add("lm_head.weight")
         return loaded

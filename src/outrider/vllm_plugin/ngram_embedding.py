@@ -62,7 +62,8 @@ class ParallelNgramTable(NgramTable):
             The table's name once all of its rows are here, for vLLM's check of what is missing.
 
         Raises:
-            CheckpointError: the checkpoint hashes otherwise than config.json says.
+            CheckpointError: the checkpoint hashes otherwise than config.json says, or its shards
+                are not those that config.json counts.
         """
         for name, loaded in weights:
             if name in _HASH_BUFFERS:
@@ -73,6 +74,12 @@ class ParallelNgramTable(NgramTable):
             start = 0
             if shard.startswith("shard_"):
                 start = int(shard.removeprefix("shard_")) * self.rows_per_shard
+                # They come in any order, and none can be placed by the lengths of others.
+                if len(loaded) != min(self.rows_per_shard, self.num_table_rows - start):
+                    raise CheckpointError(
+                        f"{name} has {len(loaded)} rows: on vLLM a table of {self.num_table_rows} "
+                        f"is in shards of {self.rows_per_shard}, as split_ngram_parts says"
+                    )
             self._load_rows(start, loaded)
             self.num_loaded_rows += len(loaded)
         return {"ngram_embedding.weight"} if self.num_loaded_rows == self.num_table_rows else set()

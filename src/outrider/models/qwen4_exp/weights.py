@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["has_mtp", "load_model", "load_weights", "save_checkpoint"]
+__all__ = ["check_tensors", "has_mtp", "load_model", "load_weights", "save_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -119,16 +119,11 @@ def load_weights(
             skipped.
     """
     model_dir, device = Path(model_dir), torch.device(device)
-    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    shapes = _shapes(module)
     module_has_mtp = any(name.startswith(MTP_PREFIX) for name in shapes)
     assert module_has_mtp == want_mtp, "the module must be built with an MTP head iff it is wanted"
     buffers = _hash_buffers(module, config)
-    plan = make_load_plan(
-        list_tensors(model_dir),
-        shapes,
-        {name: tuple(value.shape) for name, value in buffers.items()},
-        weights_file(model_dir),
-    )
+    plan = _load_plan(model_dir, shapes, buffers)
     _check_memory(model_dir, shapes, device, dtype)
     _log_skipped(model_dir, plan)
     parameters = _replace_parameters(module, device, dtype)
@@ -144,6 +139,39 @@ def load_weights(
                     "which it must repeat"
                 )
     _set_hash_buffers(module, plan, buffers, device)
+
+
+def check_tensors(model_dir: str | Path, config: Qwen4ExpConfig, num_mtp_layers: int) -> None:
+    """Check that a checkpoint has every tensor of a model and no other, from its headers alone.
+
+    For whoever loads them by other means.
+
+    Args:
+        model_dir: the checkpoint's directory.
+        config: of the model.
+        num_mtp_layers: of the head; with 0 the checkpoint's may be there or not.
+
+    Raises:
+        CheckpointError: names the tensor.
+    """
+    with torch.device("meta"):
+        module = Qwen4ExpForCausalLM(config, num_mtp_layers, max_positions=1)
+    _load_plan(Path(model_dir), _shapes(module), _hash_buffers(module, config))
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+
+
+def _load_plan(
+    model_dir: Path, shapes: dict[str, tuple[int, ...]], buffers: dict[str, Tensor]
+) -> LoadPlan:
+    return make_load_plan(
+        list_tensors(model_dir),
+        shapes,
+        {name: tuple(value.shape) for name, value in buffers.items()},
+        weights_file(model_dir),
+    )
 
 
 def _hash_buffers(module: nn.Module, config: Qwen4ExpConfig) -> dict[str, Tensor]:
