@@ -6,7 +6,18 @@ import pytest
 import torch
 
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
-from tests.engine.prefix_runs import BLOCK, K, ask, cold, make, text
+from outrider.models.qwen4_exp.sparse_attention import Indexer
+from tests.engine.prefix_runs import (
+    BLOCK,
+    K,
+    ask,
+    assert_alike,
+    cold,
+    cold_logits,
+    logits_of,
+    make,
+    text,
+)
 from tests.tiny_engine import VOCAB_SIZE, Decoded, Job, decode, greedy, make_engine, tiny_model
 
 
@@ -162,6 +173,36 @@ def test_what_broke_is_not_shared() -> None:
     assert num_cached == 0
     assert ask(engine, prompt, greedy(4)) == (sound, 0)
     assert ask(engine, prompt, greedy(4)) == (sound, 24)
+
+
+@pytest.mark.parametrize("k", [0, K])
+def test_a_pass_that_fails_has_pooled_no_index_keys(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept of its first piece is shared, and the index keys of it are still to be made."""
+    engine = make(k, max_num_batched_tokens=BLOCK)
+    prompt = text()[:30]
+    engine.add_request("x", prompt, greedy(8))
+    engine.step()
+    assert engine.cache_manager.prefix.snapshots.num_published
+
+    def fails(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Indexer, "rebuild", fails)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    engine.abort_request("x")
+    engine.cache_manager.check_integrity()
+    seen = logits_of(engine)
+    said, num_cached = ask(engine, prompt, greedy(8))
+    assert num_cached == BLOCK
+    expected, wanted = cold_logits(prompt, greedy(8), k)
+    assert said.token_ids == expected.token_ids
+    # The pieces of a prompt have logits of their own; those of what was said stand at the end.
+    count = len(wanted)
+    assert_alike(seen[-count:], wanted)
 
 
 def test_a_step_that_fails_leaves_nothing() -> None:

@@ -186,6 +186,14 @@ class CacheManager:
             assert 0 <= num_accepted <= span.num_drafts, "more drafts accepted than ran"
             self._num_kept[span.row] = num_accepted
 
+    def forget_pooled(self, row: int) -> None:
+        """Takes none of a request's index keys for pooled: the pass that was to do it has failed.
+
+        They were counted when it was planned, and blocks that are kept for others would tell.
+        """
+        for pooled in self._num_pooled.values():
+            pooled[row] = 0
+
     def free(self, row: int) -> None:
         """Takes back all that a request holds, and clears the blocks that nobody else holds.
 

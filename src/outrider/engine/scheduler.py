@@ -184,6 +184,9 @@ class Scheduler:
         self._is_in_step = False
         if self.prefix is not None:
             self.prefix.cancel()
+        for request in self._running:
+            assert request.row is not None, "a running request has a row"
+            self._cache_manager.forget_pooled(request.row)
         self._drop_ended()
         while self._running:
             self._preempt_last()
