@@ -1,5 +1,7 @@
 """Attention by mask and over lists, against one query at a time."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from torch import Tensor
@@ -54,6 +56,27 @@ def test_masked(heads: tuple[int, int], length: int, num_keys: int, dtype: torch
     output = attend(*inputs, mask)
     assert output.dtype == dtype
     assert_near(output, by_definition(*inputs, mask))
+
+
+@pytest.mark.parametrize("max_elements", [1, 2 * 3 * 17, 2 * 3 * 17 * 2 + 5])
+def test_a_large_mask_is_made_in_slices(max_elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs, mask = random_inputs(7, 17, (6, 2)), random_mask(7, 17)
+    expected = attend(*inputs, mask)
+    sizes: list[int] = []
+    attention = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: Tensor, *args: Tensor, attn_mask: Tensor) -> Tensor:
+        sizes.append(attn_mask.numel())
+        return attention(query, *args, attn_mask=attn_mask)
+
+    # The package has a function of the module's name.
+    module = import_module("outrider.ops.sparse_attention.attend")
+    monkeypatch.setattr(module, "_MAX_MASK_ELEMENTS", max_elements)
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watched)
+    assert_near(attend(*inputs, mask), expected)
+    # A row at least, and of each batch's three query heads that share a key head.
+    assert max(sizes) <= max(max_elements, 2 * 3 * 17)
+    assert len(sizes) > 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+# Of one call's mask, over the query heads of a key head: torch makes floats of it.
+_MAX_MASK_ELEMENTS = 1 << 27
+
 
 def causal_mask(positions: Tensor, num_keys: int) -> Tensor:
     """[b, L] places to the [b, L, N] mask of the positions each query sees."""
@@ -30,6 +33,11 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
     b, length, heads, dim = query.shape
     key_heads = keys.shape[2]
     group = heads // key_heads
+    max_length = max(1, _MAX_MASK_ELEMENTS // (b * group * keys.shape[1]))
+    if length > max_length:
+        # Rows know nothing of each other.
+        parts = zip(query.split(max_length, 1), mask.split(max_length, 1), strict=True)
+        return torch.cat([attend(rows, keys, values, seen) for rows, seen in parts], dim=1)
     folded = query.view(b, length, key_heads, group, dim).permute(0, 2, 3, 1, 4)
     folded = folded.reshape(b, key_heads, group * length, dim)
     if group > 1 and length > 1:
