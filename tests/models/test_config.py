@@ -205,6 +205,10 @@ def test_fields_and_defaults_are_those_of_transformers() -> None:
         {"layer_types": None, "ple_layer_ids": [3, 1, 3], "ple_embed_dim": None, "hidden_size": 12},
         {"layer_types": None, "full_attention_interval": 2, "ple_layer_ids": None},
         {"rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.25}},
+        {
+            "rope_parameters": {"rope_theta": 5e5, "partial_rotary_factor": 0.25},
+            "rope_scaling": {"rope_type": "default", "rope_theta": 2e5},
+        },
     ],
     ids=str,
 )
@@ -292,6 +296,11 @@ WRONG_FIELDS: list[tuple[Values, str]] = [
     ({"eos_token_id": 61}, "eos_token_id must be in [0, 61), got 61"),
     ({"eos_token_id": [2, "3"]}, "eos_token_ids must be list of int"),
     ({"rope_parameters": {"rope_type": "yarn"}}, 'rope_parameters.rope_type must be "default"'),
+    # By hand, beside what the file has.
+    (
+        {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"rope_type": "yarn"}},
+        'rope_type must be "default"',
+    ),
     ({"rope_parameters": {"factor": 4}}, "unknown key 'rope_parameters.factor'"),
     ({"rope_parameters": [1]}, "rope_parameters must be an object, got [1]"),
     ({"rope_parameters": {"rope_theta": 0}}, "rope_theta must be greater than 0"),

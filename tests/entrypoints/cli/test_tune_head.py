@@ -135,9 +135,7 @@ def test_sources_of_prompts(prompts_file: str, tmp_path: Path) -> None:
     assert sources(text) == ["a", "b", "a"]
     lines = tmp_path / "plain.jsonl"
     # The same prompt is of one source, whatever else its line says.
-    lines.write_text(
-        '{"prompt": "a"}\n{"id": 1, "prompt":"a", "source": null}\n{"prompt": "b"}\n'
-    )
+    lines.write_text('{"prompt": "a"}\n{"id": 1, "prompt":"a", "source": null}\n{"prompt": "b"}\n')
     first, second, third = sources(lines)
     assert first == second != third
     lines.write_text('{"prompt": "a"}\n{"prompt": "b", "source": 3}\n')

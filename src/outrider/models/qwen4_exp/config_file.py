@@ -149,8 +149,8 @@ def text_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str, 
     if config.get("tie_word_embeddings") is not None:
         merged["tie_word_embeddings"] = config["tie_word_embeddings"]
     for key in ("partial_rotary_factor", "mtp"):
-        if config.get(key) is not None:
-            merged.setdefault(key, config[key])
+        if merged.get(key) is None:
+            merged[key] = config.get(key)
     return _flat_fields(merged, known)
 
 
@@ -217,10 +217,11 @@ def _flat_fields(config: Mapping[str, Any], known: Collection[str]) -> dict[str,
 
 
 def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """rope_theta and partial_rotary_factor; those inside rope_parameters win."""
-    rope = config.get("rope_parameters")
-    if rope is None:
-        rope = config.get("rope_scaling")
+    """rope_theta and partial_rotary_factor; those inside rope_parameters win.
+
+    Of two objects transformers reads `rope_scaling` alone, in which a context is extended by hand.
+    """
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
     if rope is None:
         rope = {}
     if not isinstance(rope, Mapping):
