@@ -165,6 +165,7 @@ def _publish(staging: Path, out_dir: Path) -> None:
     if not out_dir.exists():
         give_ordinary_permissions(staging)
         staging.rename(out_dir)
+        flush_to_disk(out_dir.parent)
         return
     new = {path.name for path in staging.iterdir()}
     for path in sorted(staging.iterdir(), key=lambda path: path.name == CONFIG_NAME):
@@ -176,6 +177,7 @@ def _publish(staging: Path, out_dir: Path) -> None:
     ):
         if path.name not in new:
             path.unlink(missing_ok=True)
+    flush_to_disk(out_dir)
 
 
 def give_ordinary_permissions(path: Path) -> None:
