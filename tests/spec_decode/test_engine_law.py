@@ -226,3 +226,24 @@ def test_mutation_fails(
     for name in names:
         monkeypatch.setattr(name, mutant)
     assert toy_p_value(rule) < FAILS
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, max_tokens=8),
+        SamplingParams(temperature=0.5, max_tokens=8),
+        SamplingParams(temperature=2, max_tokens=8, min_p=0.1, presence_penalty=1.5),
+        SamplingParams(temperature=1, max_tokens=8, top_k=2, top_p=0.9, logit_bias={1: 2.0}),
+    ],
+)
+def test_a_head_that_is_the_target_loses_no_draft(
+    params: SamplingParams, rule: RejectionSampleMethod
+) -> None:
+    """The laws of drafts and target are made in one way, whatever is asked for."""
+    engine = TableEngine(replace(DENSE, draft=DENSE.target), rule, 3)
+    engine.sample_texts(params, 200)
+    metrics = engine.scheduler.metrics
+    assert metrics.num_drafts >= 200
+    assert metrics.num_accepted_tokens == metrics.num_draft_tokens

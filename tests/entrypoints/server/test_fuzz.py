@@ -1,6 +1,7 @@
 """Whatever a body holds, the answer is a result or a 4xx that says why, and the server goes on."""
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -147,6 +148,16 @@ def check(client: AppClient, path: str, content: bytes) -> None:
     assert response.status_code == 404 or error_of(response)["type"] == "invalid_request_error"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_is_left(real_client: AppClient, async_llm: Any) -> Iterator[None]:
+    """After all that the engine serves, and has taken back what it gave."""
+    yield
+    assert real_client.complete(max_tokens=2).status_code == 200
+    engine = async_llm.llm_engine
+    engine.cache_manager.check_integrity()
+    assert not engine.has_unfinished_requests()
+
+
 SETTINGS = {"suppress_health_check": list(HealthCheck), "database": None}
 
 
@@ -163,10 +174,3 @@ def test_no_body_of_many_is_the_servers_fault(
     real_client: AppClient, case: tuple[str, bytes]
 ) -> None:
     check(real_client, *case)
-
-
-def test_after_all_that_nothing_is_left(real_client: AppClient, async_llm: Any) -> None:
-    assert real_client.complete(max_tokens=2).status_code == 200
-    engine = async_llm.llm_engine
-    engine.cache_manager.check_integrity()
-    assert not engine.has_unfinished_requests()

@@ -3,16 +3,18 @@
 Cases C14, C15 and C16, over HTTP and with drafts.
 """
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from outrider import LLM, SamplingParams
 from outrider.entrypoints.async_llm import AsyncLLM
 from outrider.entrypoints.server.engine_client import AsyncLLMClient
 from outrider.entrypoints.server.run import served_model
-from tests.entrypoints.server.app_client import AppClient, events
+from tests.entrypoints.server.app_client import BASE_URL, AppClient, events
 
 # As tokens: longer than a step of the server, which takes 32 rows.
 PROMPT = [100 + 7 * i % 3000 for i in range(70)]
@@ -25,28 +27,32 @@ def plain(model_dir: Path) -> LLM:
 
 
 @pytest.mark.parametrize("mode", ["raw_logprobs", "processed_logprobs"])
-def test_log_probabilities_are_those_of_plain_decoding(mode: str, model_dir: Path) -> None:
+def test_log_probabilities_are_those_of_plain_decoding(mode: str, guessing_dir: Path) -> None:
     options: dict[str, Any] = {"logprobs_mode": mode, "max_model_len": 64}
     params = SamplingParams(
-        temperature=0, max_tokens=12, logprobs=5, ignore_eos=True, repetition_penalty=1.5
+        temperature=0, max_tokens=40, logprobs=5, ignore_eos=True, repetition_penalty=1.01
     )
-    (reference,) = LLM(model_dir, **options).generate([PROMPT[:9]], params)
+    (reference,) = LLM(guessing_dir, **options).generate([PROMPT[:9]], params)
     speculative = {"method": "mtp", "num_speculative_tokens": 3}
-    llm = AsyncLLM(model_dir, speculative_config=speculative, **options)
+    llm = AsyncLLM(guessing_dir, speculative_config=speculative, **options)
     try:
-        client = AppClient.over(AsyncLLMClient(llm), served_model(llm, model_dir))
-        choice = client.complete(
+        client = AppClient.over(AsyncLLMClient(llm), served_model(llm, guessing_dir))
+        answer = client.complete(
             prompt=PROMPT[:9],
             temperature=0,
-            max_tokens=12,
+            max_tokens=40,
             logprobs=5,
             ignore_eos=True,
-            repetition_penalty=1.5,
+            repetition_penalty=1.01,
             return_token_ids=True,
             return_tokens_as_token_ids=True,
-        ).json()["choices"][0]
+            return_spec_decode_stats=True,
+        ).json()
     finally:
         llm.shutdown()
+    # Tokens of windows, not of their first rows alone.
+    assert answer["spec_decode_stats"]["num_accepted_tokens"] > 3
+    choice = answer["choices"][0]
     expected = reference.outputs[0]
     assert choice["token_ids"] == expected.token_ids
     assert expected.logprobs is not None
@@ -144,3 +150,56 @@ def test_a_text_of_the_server_is_that_of_plain_decoding(plain: LLM, real_client:
     expected = [one.outputs[0].text for one in plain.generate(prompts, params)]
     answer = real_client.complete(prompt=prompts, temperature=0, max_tokens=20, ignore_eos=True)
     assert [choice["text"] for choice in answer.json()["choices"]] == expected
+
+
+@pytest.mark.parametrize("k", [1, 5, 7])
+def test_texts_together_are_those_of_each_alone(k: int, guessing_dir: Path) -> None:
+    """Tokens and what drafting brought, beside requests of other lengths; one has a ban."""
+    options: dict[str, Any] = {"dtype": "float64", "max_model_len": 96}
+    bodies = [
+        {"prompt": PROMPT[start : start + length], "logit_bias": bias}
+        for start, length, bias in (
+            *((length, length, None) for length in (3, 9, 17, 33)),
+            (0, 20, {str(PROMPT[3]): -100}),
+        )
+    ]
+    plain = LLM(guessing_dir, **options)
+    expected = []
+    for body in bodies:
+        bias = {int(one): value for one, value in (body["logit_bias"] or {}).items()}
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True, logit_bias=bias)
+        (output,) = plain.generate([body["prompt"]], params)
+        expected.append(output.outputs[0].token_ids)
+    speculative = {"method": "mtp", "num_speculative_tokens": k}
+    llm = AsyncLLM(
+        guessing_dir,
+        speculative_config=speculative,
+        max_num_batched_tokens=32,
+        enable_prefix_caching=False,
+        **options,
+    )
+    try:
+        client = AppClient.over(AsyncLLMClient(llm), served_model(llm, guessing_dir))
+        fields = {
+            "temperature": 0,
+            "max_tokens": 30,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "return_spec_decode_stats": True,
+        }
+        alone = [client.complete(**body, **fields).json() for body in bodies]
+
+        async def ask() -> list[dict[str, Any]]:
+            async with httpx2.AsyncClient(
+                transport=client.transport(), base_url=BASE_URL, timeout=60
+            ) as http:
+                asked = [http.post("/v1/completions", json={**body, **fields}) for body in bodies]
+                return [answer.json() for answer in await asyncio.gather(*asked)]
+
+        together = asyncio.run(ask())
+    finally:
+        llm.shutdown()
+    for one, other, token_ids in zip(alone, together, expected, strict=True):
+        assert one["choices"][0]["token_ids"] == other["choices"][0]["token_ids"] == token_ids
+        assert one["spec_decode_stats"] == other["spec_decode_stats"]
+    assert sum(one["spec_decode_stats"]["num_accepted_tokens"] for one in alone) > 5
