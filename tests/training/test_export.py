@@ -1,17 +1,27 @@
-"""A trained trunk is the same model in transformers."""
+"""A trained trunk is the same model in transformers; what is written is what was trained."""
 
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 
+from outrider.bundled import BUNDLED_MODEL_DIR
+from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.models.qwen4_exp.weights import load_model
 from outrider.training.config import TrainConfig
+from outrider.training.export import export_checkpoint
 from outrider.training.train import make_trainer, run_to_the_end
 from tests.models.parity import TOLERANCE, ReferenceForCausalLM, is_clear, recorded_margins
-from tests.training.tiny_run import ROWS_PER_STEP, write_run
+from tests.training.tiny_run import ROWS_PER_STEP, tiny_config, write_run
 
 LENGTH = 40  # the indexers' budget is 8 keys, all of 11
 NUM_TEXTS = 12
+
+
+def tiny_model(seed: int = 0) -> Qwen4ExpForCausalLM:
+    model = Qwen4ExpForCausalLM(tiny_config(64), num_mtp_layers=1)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    return model
 
 
 def test_transformers_gives_the_same_logits_on_a_trained_trunk(tmp_path: Path) -> None:
@@ -36,3 +46,31 @@ def test_transformers_gives_the_same_logits_on_a_trained_trunk(tmp_path: Path) -
     assert is_compared.float().mean() > 0.6
     assert expected.std() > 0.3
     assert (logits - expected).abs().amax(-1)[is_compared].max() < TOLERANCE
+
+
+def test_an_export_loads_back(tmp_path: Path) -> None:
+    model = tiny_model()
+    export_checkpoint(model, BUNDLED_MODEL_DIR, tmp_path / "export")
+    names = {path.name for path in (tmp_path / "export").iterdir()}
+    assert names == {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "generation_config.json",
+    }
+    stored = load_file(tmp_path / "export" / "model.safetensors")
+    assert all(t.dtype in (torch.bfloat16, torch.int64) for t in stored.values())
+    loaded = load_model(tmp_path / "export")
+    for name, parameter in model.named_parameters():
+        rounded = parameter.bfloat16().float()
+        assert torch.equal(loaded.get_parameter(name), rounded), name
+
+
+def test_an_export_may_go_where_its_tokenizer_comes_from(tmp_path: Path) -> None:
+    export_checkpoint(tiny_model(0), BUNDLED_MODEL_DIR, tmp_path)
+    tokenizer = (tmp_path / "tokenizer.json").read_bytes()
+    export_checkpoint(tiny_model(1), tmp_path, tmp_path)
+    assert (tmp_path / "tokenizer.json").read_bytes() == tokenizer
+    rounded = tiny_model(1).lm_head.weight.bfloat16().float()
+    assert torch.equal(load_model(tmp_path).lm_head.weight, rounded)

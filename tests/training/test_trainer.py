@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from outrider.errors import OutriderError
 from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
@@ -23,7 +22,6 @@ from outrider.training import mtp_loss
 from outrider.training.config import DataConfig, LossConfig, RunConfig, ScheduleConfig, TrainConfig
 from outrider.training.corpus import TokenArray
 from outrider.training.evaluation import evaluation_windows
-from outrider.training.export import export_checkpoint
 from outrider.training.objective import joint_loss, predict
 from outrider.training.run_log import read_log
 from outrider.training.schedule import Progress
@@ -386,31 +384,3 @@ def test_decay_spares_vectors_convolutions_and_embeddings() -> None:
     assert "model.layers.0.mlp.experts.down_proj" not in kept
     assert "lm_head.weight" not in kept
     assert len(decayed["params"]) + len(kept) == len(names)
-
-
-def test_an_export_loads_back(tmp_path: Path) -> None:
-    model = tiny_model()
-    export_checkpoint(model, BUNDLED, tmp_path / "export")
-    names = {path.name for path in (tmp_path / "export").iterdir()}
-    assert names == {
-        "config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "generation_config.json",
-    }
-    stored = load_file(tmp_path / "export" / "model.safetensors")
-    assert all(t.dtype in (torch.bfloat16, torch.int64) for t in stored.values())
-    loaded = load_model(tmp_path / "export")
-    for name, parameter in model.named_parameters():
-        rounded = parameter.bfloat16().float()
-        assert torch.equal(loaded.get_parameter(name), rounded), name
-
-
-def test_an_export_may_go_where_its_tokenizer_comes_from(tmp_path: Path) -> None:
-    export_checkpoint(tiny_model(0), BUNDLED, tmp_path)
-    tokenizer = (tmp_path / "tokenizer.json").read_bytes()
-    export_checkpoint(tiny_model(1), tmp_path, tmp_path)
-    assert (tmp_path / "tokenizer.json").read_bytes() == tokenizer
-    rounded = tiny_model(1).lm_head.weight.bfloat16().float()
-    assert torch.equal(load_model(tmp_path).lm_head.weight, rounded)

@@ -135,16 +135,13 @@ class CacheManager:
         return all(table.pool.num_blocks - 1 >= blocks for table in self.block_tables.values())
 
     def allocate(self, num_tokens: int, hit: PrefixHit = NO_HIT) -> int:
-        """Gives a new request a row, a state in each group, and blocks for `num_tokens`.
+        """Gives a new request a row, which is returned, a state in each group, and its blocks.
 
         What fails takes nothing.
 
         Args:
             num_tokens: positions, those of the hit among them.
             hit: what it begins with; otherwise its states are clear.
-
-        Returns:
-            The row.
         """
         assert self.can_allocate(num_tokens, hit=hit), f"no room for {num_tokens} tokens"
         assert all(num_tokens <= table.max_num_tokens for table in self.block_tables.values()), (
@@ -159,8 +156,7 @@ class CacheManager:
             slot = pool.allocate(row)
             self.groups[name].clear(torch.tensor([slot], device=self.device))
         self._num_kept[row] = 0
-        for pooled in self._num_pooled.values():
-            pooled[row] = 0
+        self.forget_pooled(row)
         if self.prefix is not None and hit.num_tokens:
             self.prefix.fill(row, hit)
             for name, pooled in self._num_pooled.items():
@@ -187,10 +183,7 @@ class CacheManager:
             self._num_kept[span.row] = num_accepted
 
     def forget_pooled(self, row: int) -> None:
-        """Takes none of a request's index keys for pooled: the pass that was to do it has failed.
-
-        They were counted when it was planned, and blocks that are kept for others would tell.
-        """
+        """Counts no index keys of a request as pooled: a pass that was to pool them has failed."""
         for pooled in self._num_pooled.values():
             pooled[row] = 0
 
