@@ -165,7 +165,7 @@ BAD_PROMPTS: dict[str, tuple[Any, str]] = {
     "empty text": ("", "the prompt is empty"),
     "empty text in a list": (["a", ""], "prompts[1]: the prompt is empty"),
     "no ids": ({"prompt_token_ids": []}, "the prompt is empty"),
-    "too long": (["a", LONG], "prompts[1]: the prompt has 256 tokens, and max_model_len 256"),
+    "too long": (["a", LONG], "prompts[1]: the prompt has 256 tokens, and the maximum context"),
     "id out of range": ([5, 4096], "token id 4096 is out of range: ids are 0 to 4095"),
     "negative id": ([[5], [-1]], "prompts[1]: token id -1 is out of range"),
     "huge id": ([10**30], "is out of range"),
