@@ -20,6 +20,7 @@ from outrider.config import EngineConfig
 from outrider.entrypoints.cli.report import report_console
 from outrider.entrypoints.cli.run import make_app, run
 from outrider.errors import ConfigError
+from outrider.training.checkpoint import CHECKPOINTS_FOLDER
 from outrider.training.config import TrainConfig
 from outrider.training.run_log import LOG_FILE, read_log
 from outrider.training.train import EXPORT_FOLDER, make_trainer, run_to_the_end
@@ -123,14 +124,14 @@ def _keep_settings(config: TrainConfig) -> None:
     folder = config.run.output_dir
     file = folder / SETTINGS_FILE
     settings = json.dumps(asdict(config), default=str, indent=1)
-    if file.exists():
-        if file.read_text(encoding="utf-8") != settings:
-            raise ConfigError(f"{folder}: a run with other settings is in it: name another DIR")
-    elif (folder / LOG_FILE).exists():
-        raise ConfigError(f"{folder}: a run with unknown settings is in it: name another DIR")
-    else:
+    # One that failed before its first step has left nothing to go on from.
+    if not any((folder / name).exists() for name in (LOG_FILE, CHECKPOINTS_FOLDER)):
         folder.mkdir(parents=True, exist_ok=True)
         file.write_text(settings, encoding="utf-8")
+    elif not file.exists():
+        raise ConfigError(f"{folder}: a run with unknown settings is in it: name another DIR")
+    elif file.read_text(encoding="utf-8") != settings:
+        raise ConfigError(f"{folder}: a run with other settings is in it: name another DIR")
 
 
 def compare(stages: list[Path], folders: dict[str, list[Path]]) -> list[StageCost]:

@@ -63,6 +63,9 @@ def test_a_run_with_other_settings_is_no_measurement(
 ) -> None:
     stage = write_run(tmp_path, "first")
     given = [str(tmp_path / "runs"), "--stages", str(stage), "--only", "trunk", "--tokens"]
+    wrong = [*given, str(2 * ROWS_PER_STEP), "--start", str(tmp_path / "nowhere")]
+    assert run(app, "head_cost", wrong) == 2
+    assert "nowhere" in capsys.readouterr().err
     assert run(app, "head_cost", [*given, str(2 * ROWS_PER_STEP)]) == 0
     assert run(app, "head_cost", [*given, str(2 * ROWS_PER_STEP)]) == 0
     assert run(app, "head_cost", [*given, str(3 * ROWS_PER_STEP)]) == 2

@@ -27,10 +27,15 @@ def branches(depth: int) -> dict[str, Any]:
     return {"$defs": parts, "oneOf": [{"$ref": "#/$defs/a0"}, {"$ref": "#/$defs/b0"}]}
 
 
-def tagged(number: int) -> list[dict[str, Any]]:
-    """Alternatives that a constant tells from one another."""
+def tagged(number: int, num_shared: int = 0) -> list[dict[str, Any]]:
+    """Alternatives that a constant tells from one another, behind what they share."""
+    shared = {f"a{i}": {"type": "string"} for i in range(num_shared)}
     return [
-        {"type": "object", "properties": {"kind": {"const": f"k{i}"}}, "required": ["kind"]}
+        {
+            "type": "object",
+            "properties": {**shared, "kind": {"const": f"k{i}"}},
+            "required": [*shared, "kind"],
+        }
         for i in range(number)
     ]
 
@@ -42,7 +47,8 @@ def tagged(number: int) -> list[dict[str, Any]]:
         {"oneOf": [{"const": i} for i in range(5_000)]},
         {"oneOf": [{"enum": list(range(9_000))}, {"enum": list(range(9_000, 18_000))}]},
         {"oneOf": [{"const": True}, {"const": 1}, {"const": [1]}, {"const": {"a": [1]}}]},
-        {"oneOf": tagged(100)},
+        {"oneOf": tagged(140)},
+        {"oneOf": tagged(140, num_shared=6)},
         {"oneOf": [{"type": "null"}, {"type": ["string", "boolean"]}, {"type": "object"}]},
         {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
         {

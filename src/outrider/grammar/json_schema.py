@@ -171,15 +171,16 @@ class _SchemaCheck:
             return False
         shared = set(one.get("required", ())) & set(other.get("required", ()))
         properties = [schema.get("properties", {}) for schema in (one, other)]
-        return any(
-            self._are_disjoint(
-                self._followed(properties[0].get(name)),
-                self._followed(properties[1].get(name)),
-                where,
-                depth - 1,
-            )
+        pairs = [
+            (self._followed(properties[0].get(name)), self._followed(properties[1].get(name)))
             for name in sorted(shared)
-        )
+        ]
+        # Most often a constant tells them apart, and costs nothing to look at.
+        for pair in pairs:
+            keys = [None if part is None else self._constants_of(part) for part in pair]
+            if keys[0] is not None and keys[1] is not None and keys[0].isdisjoint(keys[1]):
+                return True
+        return any(self._are_disjoint(a, b, where, depth - 1) for a, b in pairs)
 
     def _constants_of(self, schema: Mapping[str, Any]) -> frozenset[Any] | None:
         """Keys of the only values of a schema, where it lists them."""

@@ -8,7 +8,6 @@ import pytest
 
 from outrider.entrypoints.cli import main
 from outrider.entrypoints.cli.prompt_sources import read_sourced_prompts
-from outrider.errors import RequestError
 from tests.entrypoints.plan_line import without_plan
 
 QUICK = ("--max-model-len", "64", "--max-tokens", "4", "--epochs", "1", "--temperatures", "0")
@@ -138,6 +137,9 @@ def test_sources_of_prompts(prompts_file: str, tmp_path: Path) -> None:
     lines.write_text('{"prompt": "a"}\n{"id": 1, "prompt":"a", "source": null}\n{"prompt": "b"}\n')
     first, second, third = sources(lines)
     assert first == second != third
-    lines.write_text('{"prompt": "a"}\n{"prompt": "b", "source": 3}\n')
-    with pytest.raises(RequestError, match="line 2: source must be a text, got 3"):
-        sources(lines)
+    # A source need not be a text.
+    lines.write_text(
+        '{"prompt": "a", "source": 3}\n{"prompt": "b", "source": 3}\n{"prompt": "c"}\n'
+    )
+    first, second, third = sources(lines)
+    assert first == second != third

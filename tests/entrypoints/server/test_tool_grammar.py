@@ -176,6 +176,16 @@ def test_what_a_strict_function_cannot_have(schema: dict[str, Any], message: str
     assert loose["content"]["type"] == "any_text"
 
 
+def test_definitions_are_as_long_as_they_are_sent() -> None:
+    texts = {f"p{i}": {"type": "integer", "description": "\u8bf4\u660e" * 40} for i in range(150)}
+    schema = {
+        "properties": {"a": {"$ref": "#/$defs/d"}},
+        "$defs": {"d": {"type": "object", "properties": texts}},
+    }
+    tag = call_tag(Function(name="f", parameters=schema, strict=True), "tools[0].function")
+    assert len(json.dumps(schema)) > 65_536 > len(json.dumps(tag, ensure_ascii=False))
+
+
 def test_definitions_go_where_they_are_needed() -> None:
     schema = {
         "properties": {

@@ -89,10 +89,9 @@ def _parse_line(where: str, line: str) -> tuple[dict[str, Any], str]:
             f'{where}: must be an object such as {{"prompt": "def f("}}, got {shown(value)}'
         )
     source = value.get("source")
-    if source is None:
-        source = json.dumps(given, sort_keys=True)
     if not isinstance(source, str):
-        raise RequestError(f"{where}: source must be a text, got {shown(source)}")
+        # A number, say, names a document as well as a text does.
+        source = json.dumps(given if source is None else source, sort_keys=True)
     return given, source
 
 

@@ -95,7 +95,7 @@ def _parameters(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
     definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
     # Each property that refers to them brings them along.
     num_users = sum("$ref" in json.dumps(one) for one in properties.values())
-    if num_users * len(json.dumps(definitions)) > MAX_GRAMMAR_LENGTH:
+    if num_users * len(json.dumps(definitions, ensure_ascii=False)) > MAX_GRAMMAR_LENGTH:
         raise RequestError(
             f"{where}: the definitions and the {num_users} properties that refer to them make a "
             f"grammar of more than {MAX_GRAMMAR_LENGTH:,} characters"
