@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import tokenizers
 from tokenizers import decoders, models
+from tokenizers.processors import TemplateProcessing
 
 from outrider.tokenizer import _BYTE_VALUES, Tokenizer
 
@@ -27,3 +28,12 @@ def piece_tokenizer(
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(list(special))
     return Tokenizer(backend, eos_token_ids)
+
+
+def tokenizer_with_bos(pieces: Sequence[bytes | None]) -> Tokenizer:
+    """One that begins every text with a token of its own, the one after the pieces."""
+    tokenizer = piece_tokenizer(pieces, special=["<bos>"])
+    tokenizer._backend.post_processor = TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", len(pieces))]
+    )
+    return tokenizer

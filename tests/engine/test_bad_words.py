@@ -4,30 +4,19 @@ from itertools import pairwise
 
 import pytest
 from tokenizers.pre_tokenizers import ByteLevel
-from tokenizers.processors import TemplateProcessing
 
-from outrider.tokenizer import Tokenizer
-from tests.piece_tokenizer import piece_tokenizer
+from tests.piece_tokenizer import piece_tokenizer, tokenizer_with_bos
 from tests.tiny_engine import VOCAB_SIZE, Job, decode, greedy, make_engine, tiny_model
 
 PIECES = [bytes([value]) for value in range(ord(" "), ord(" ") + VOCAB_SIZE - 1)]
-BOS = "<bos>"
 WHITE = [b" ", b"\n", b"\t"]
-
-
-def tokenizer_with_bos() -> Tokenizer:
-    """One that begins every text with a token of its own."""
-    tokenizer = piece_tokenizer(PIECES, special=[BOS])
-    tokenizer._backend.post_processor = TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, len(PIECES))]
-    )
-    assert tokenizer.encode("!") == [len(PIECES), 1]
-    return tokenizer
 
 
 @pytest.mark.parametrize("k", [0, 3])
 def test_what_goes_around_every_text_is_no_part_of_a_word(k: int) -> None:
-    engine = make_engine(tiny_model(), k, tokenizer_with_bos())
+    tokenizer = tokenizer_with_bos(PIECES)
+    assert tokenizer.encode("!") == [len(PIECES), 1]
+    engine = make_engine(tiny_model(), k, tokenizer)
     prompt = [5, 9, 23]
     (plain,) = decode(engine, [Job(prompt, greedy(12))])
     assert len(plain.text) == 12
@@ -56,7 +45,7 @@ def test_white_space_is_a_word_like_any_other(piece: bytes, k: int) -> None:
 
 
 def test_the_choices_of_a_request_share_their_spelling(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokenizer, spelled = tokenizer_with_bos(), list[str]()
+    tokenizer, spelled = tokenizer_with_bos(PIECES), list[str]()
     encode = tokenizer.encode
 
     def counted(text: str, add_special_tokens: bool = True) -> list[int]:

@@ -6,22 +6,15 @@ import torch
 from safetensors.torch import load_file
 
 from outrider.bundled import BUNDLED_MODEL_DIR
-from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from outrider.models.qwen4_exp.weights import load_model
 from outrider.training.config import TrainConfig
 from outrider.training.export import export_checkpoint
 from outrider.training.train import make_trainer, run_to_the_end
 from tests.models.parity import TOLERANCE, ReferenceForCausalLM, is_clear, recorded_margins
-from tests.training.tiny_run import ROWS_PER_STEP, tiny_config, write_run
+from tests.training.tiny_run import ROWS_PER_STEP, tiny_config, untrained, write_run
 
 LENGTH = 40  # the indexers' budget is 8 keys, all of 11
 NUM_TEXTS = 12
-
-
-def tiny_model(seed: int = 0) -> Qwen4ExpForCausalLM:
-    model = Qwen4ExpForCausalLM(tiny_config(64), num_mtp_layers=1)
-    model.init_weights(torch.Generator().manual_seed(seed))
-    return model
 
 
 def test_transformers_gives_the_same_logits_on_a_trained_trunk(tmp_path: Path) -> None:
@@ -49,7 +42,7 @@ def test_transformers_gives_the_same_logits_on_a_trained_trunk(tmp_path: Path) -
 
 
 def test_an_export_loads_back(tmp_path: Path) -> None:
-    model = tiny_model()
+    model = untrained(tiny_config(64))
     export_checkpoint(model, BUNDLED_MODEL_DIR, tmp_path / "export")
     names = {path.name for path in (tmp_path / "export").iterdir()}
     assert names == {
@@ -68,9 +61,10 @@ def test_an_export_loads_back(tmp_path: Path) -> None:
 
 
 def test_an_export_may_go_where_its_tokenizer_comes_from(tmp_path: Path) -> None:
-    export_checkpoint(tiny_model(0), BUNDLED_MODEL_DIR, tmp_path)
+    export_checkpoint(untrained(tiny_config(64)), BUNDLED_MODEL_DIR, tmp_path)
     tokenizer = (tmp_path / "tokenizer.json").read_bytes()
-    export_checkpoint(tiny_model(1), tmp_path, tmp_path)
+    other = untrained(tiny_config(64), seed=1)
+    export_checkpoint(other, tmp_path, tmp_path)
     assert (tmp_path / "tokenizer.json").read_bytes() == tokenizer
-    rounded = tiny_model(1).lm_head.weight.bfloat16().float()
+    rounded = other.lm_head.weight.bfloat16().float()
     assert torch.equal(load_model(tmp_path).lm_head.weight, rounded)

@@ -26,7 +26,7 @@ from outrider.training.objective import joint_loss, predict
 from outrider.training.run_log import read_log
 from outrider.training.schedule import Progress
 from outrider.training.trainer import Trainer, make_optimizer
-from tests.training.tiny_run import tiny_config
+from tests.training.tiny_run import tiny_config, untrained
 
 BUNDLED = Path(__file__).parents[2] / "src" / "outrider" / "bundled"
 VOCAB_SIZE = 64
@@ -34,9 +34,7 @@ NUM_STEPS = 6
 
 
 def tiny_model(seed: int = 0) -> Qwen4ExpForCausalLM:
-    model = Qwen4ExpForCausalLM(tiny_config(VOCAB_SIZE), num_mtp_layers=1)
-    model.init_weights(torch.Generator().manual_seed(seed))
-    return model
+    return untrained(tiny_config(VOCAB_SIZE), seed)
 
 
 def tiny_run(output_dir: Path, **changes: object) -> TrainConfig:
@@ -114,10 +112,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
 def test_a_tied_embedding_is_kept_once(tmp_path: Path) -> None:
     def trainer(seed: int) -> Trainer:
         shape = dataclasses.replace(tiny_config(VOCAB_SIZE), tie_word_embeddings=True)
-        model = Qwen4ExpForCausalLM(shape, num_mtp_layers=1)
-        model.init_weights(torch.Generator().manual_seed(seed))
         return Trainer(
-            model,
+            untrained(shape, seed),
             tiny_run(tmp_path),
             train_tokens=tiny_tokens(1),
             held_out_tokens=tiny_tokens(2),

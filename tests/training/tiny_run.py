@@ -4,8 +4,11 @@ import dataclasses
 import json
 from pathlib import Path
 
+import torch
+
 from outrider.bundled import BUNDLED_MODEL_DIR
 from outrider.models.qwen4_exp.config import Qwen4ExpConfig
+from outrider.models.qwen4_exp.model import Qwen4ExpForCausalLM
 from tests.text_checkpoint import copy_tokenizer
 
 NUM_STEPS = 12
@@ -35,6 +38,13 @@ def tiny_config(vocab_size: int) -> Qwen4ExpConfig:
         indexer_budget=8,
         max_position_embeddings=64,
     )
+
+
+def untrained(config: Qwen4ExpConfig, seed: int = 0) -> Qwen4ExpForCausalLM:
+    """A trunk with a head, of fresh weights."""
+    model = Qwen4ExpForCausalLM(config, num_mtp_layers=1)
+    model.init_weights(torch.Generator().manual_seed(seed))
+    return model
 
 
 def write_run(folder: Path, output: str = "out", **options: object) -> Path:

@@ -20,7 +20,7 @@ from outrider.models.qwen4_exp.decoder_layer import SequenceOptions
 from outrider.training import mtp_loss
 from outrider.training.config import LossConfig, OptimizerConfig, ScheduleConfig
 from outrider.training.objective import depth_loss
-from outrider.training.schedule import Progress, learning_rate_factor
+from outrider.training.schedule import Progress, set_learning_rate
 from outrider.training.trainer import make_optimizer
 from outrider.training.trunk_streams import TrunkStreams
 
@@ -217,9 +217,8 @@ class HeadTuner:
 
     def _step(self, text_ids: list[int], progress: Progress) -> list[float]:
         """Trains on a batch; one whose gradient is not finite changes nothing."""
-        factor = learning_rate_factor(progress, self._schedule)
-        for group in self._optimizer.param_groups:
-            group["lr"] = factor * self._config.optimizer.learning_rate
+        peak = self._config.optimizer.learning_rate
+        set_learning_rate(self._optimizer, progress, self._schedule, peak)
         total, depths = self._losses(text_ids)
         self._optimizer.zero_grad(set_to_none=True)
         total.backward()

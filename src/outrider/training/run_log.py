@@ -28,11 +28,9 @@ class RunLog:
         self._path = path
         self._evaluated: set[int] = set()
         if path.exists():
-            records = read_log(path)
-            kept = [record for record in records if record["step"] <= last_step]
+            kept = [record for record in read_log(path) if record["step"] <= last_step]
             self._evaluated = {one["step"] for one in kept if one["kind"] == "eval"}
-            if len(kept) < len(records) or not path.read_bytes().endswith(b"\n"):
-                self._replace(kept)
+            self._replace(kept)
 
     def has_evaluation(self, step: int) -> bool:
         """Whether the log tells of an evaluation at this step."""

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from outrider.training.config import ScheduleConfig
 
 
@@ -41,3 +43,11 @@ def learning_rate_factor(progress: Progress, config: ScheduleConfig) -> float:
         config.final_fraction + (1.0 - config.final_fraction) * remaining / config.decay_fraction
     )
     return min(warmup, decay)
+
+
+def set_learning_rate(
+    optimizer: Optimizer, progress: Progress, config: ScheduleConfig, peak: float
+) -> None:
+    """Gives all parameters of an optimiser the rate of the coming step."""
+    for group in optimizer.param_groups:
+        group["lr"] = peak * learning_rate_factor(progress, config)

@@ -25,7 +25,7 @@ from outrider.training.evaluation import Evaluation, evaluate, evaluation_window
 from outrider.training.export import export_checkpoint
 from outrider.training.objective import Losses, joint_loss, predict
 from outrider.training.run_log import LOG_FILE, RunLog
-from outrider.training.schedule import Progress, learning_rate_factor
+from outrider.training.schedule import Progress, set_learning_rate
 from outrider.training.workers import Workers
 
 if TYPE_CHECKING:
@@ -217,9 +217,9 @@ class Trainer:
 
     def _set_learning_rate(self) -> None:
         """To that of the coming step."""
-        factor = learning_rate_factor(self.progress, self._config.schedule)
-        for group in self._optimizer.param_groups:
-            group["lr"] = factor * self._config.optimizer.learning_rate
+        config = self._config
+        peak = config.optimizer.learning_rate
+        set_learning_rate(self._optimizer, self.progress, config.schedule, peak)
 
     def evaluate(self) -> Evaluation:
         """Measures on the held-out windows and logs the result."""

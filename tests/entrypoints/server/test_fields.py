@@ -3,14 +3,13 @@
 from typing import Any
 
 import pytest
-from tokenizers.processors import TemplateProcessing
 
 from outrider.entrypoints.server import limits
 from outrider.entrypoints.server.chat_protocol import ChatBody, ChatMessage, TokenizeBody
 from outrider.entrypoints.server.protocol import CompletionBody, GenerationBody
 from tests.entrypoints.server.app_client import AppClient, bundled_served_model, error_of
 from tests.entrypoints.server.scripted_llm import HELLO, ScriptedLLM
-from tests.piece_tokenizer import piece_tokenizer
+from tests.piece_tokenizer import tokenizer_with_bos
 
 INF, NAN = float("inf"), float("nan")
 # For every field of a number: what is none.
@@ -190,11 +189,8 @@ def test_special_tokens_around_a_text() -> None:
     for adds, status in ((False, 200), (True, 400), (None, 200)):
         body = {"messages": messages, "add_special_tokens": adds}
         assert served.post("/tokenize", body).status_code == status
-    tokenizer = piece_tokenizer([b"a"], special=["<bos>"])
-    tokenizer._backend.post_processor = TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", 1)]
-    )
-    served = AppClient.over(ScriptedLLM(HELLO), bundled_served_model(tokenizer=tokenizer))
+    model = bundled_served_model(tokenizer=tokenizer_with_bos([b"a"]))
+    served = AppClient.over(ScriptedLLM(HELLO), model)
     for adds, token_ids in ((False, [0]), (True, [1, 0]), (None, [1, 0])):
         body = {"prompt": "a", "add_special_tokens": adds}
         assert served.post("/tokenize", body).json()["tokens"] == token_ids

@@ -132,10 +132,11 @@ def _with_calls(
         tools = [one for one in tools if one[1].function.name == choice.function.name]
     if not body.requires_call and wanted is None and not calls_are_held:
         return None
-    tags: list[dict[str, Any]] = []
+    tags, length = list[dict[str, Any]](), 0
     for index, tool in tools:
         tags.append(call_tag(tool.function, f"tools[{index}].function"))
-        if sum(len(json.dumps(tag, ensure_ascii=False)) for tag in tags) > MAX_GRAMMAR_LENGTH:
+        length += len(json.dumps(tags[-1], ensure_ascii=False))
+        if length > MAX_GRAMMAR_LENGTH:
             raise RequestError(
                 f"tools[{index}].function.parameters and those before it make a grammar of more "
                 f"than {MAX_GRAMMAR_LENGTH:,} characters"

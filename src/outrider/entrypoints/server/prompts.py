@@ -43,13 +43,12 @@ class PromptReader:
     async def of_completion(self, prompts: Sequence[Prompt]) -> list[EncodedPrompt]:
         """Prompts in their order; where there are several, each knows its name."""
         encoded = []
-        # Short ones are encoded here and now, as long as they are short together.
-        num_inline = 0
+        num_before = 0
         for index, prompt in enumerate(prompts):
             name = f"prompt[{index}]" if len(prompts) > 1 else ""
             if isinstance(prompt, str):
-                num_inline += len(prompt)
-                token_ids = await self.encode(prompt, name or "prompt", num_inline)
+                token_ids = await self.encode(prompt, name or "prompt", num_before)
+                num_before += len(prompt)
                 encoded.append(EncodedPrompt(token_ids, prompt, name))
             else:
                 encoded.append(EncodedPrompt(prompt, None, name))
@@ -112,7 +111,7 @@ class PromptReader:
         self,
         text: str,
         name: str,
-        length: int | None = None,
+        num_before: int = 0,
         *,
         add_special_tokens: bool = True,
     ) -> list[int]:
@@ -121,11 +120,12 @@ class PromptReader:
         Args:
             text: any.
             name: of its field.
-            length: of the texts of one request up to this one; None is that of the text.
+            num_before: characters of the request's texts before it; what is short together is
+                encoded here and now.
             add_special_tokens: put around it what the tokenizer puts around every text.
         """
         try:
-            if (len(text) if length is None else length) <= _MAX_INLINE_LENGTH:
+            if num_before + len(text) <= _MAX_INLINE_LENGTH:
                 return self.tokenizer.encode(text, add_special_tokens)
             return await asyncio.to_thread(self.tokenizer.encode, text, add_special_tokens)
         except RequestError as error:

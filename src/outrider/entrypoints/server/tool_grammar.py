@@ -94,10 +94,10 @@ def _parameters(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise RequestError(f"{where}.required must name properties")
     definitions = {name: schema[name] for name in _DEFINITIONS if name in schema}
     # Each property that refers to them brings them along.
-    num_users = sum("$ref" in json.dumps(one) for one in properties.values())
-    if num_users * len(json.dumps(definitions, ensure_ascii=False)) > MAX_GRAMMAR_LENGTH:
+    users = {name for name, one in properties.items() if "$ref" in json.dumps(one)}
+    if len(users) * len(json.dumps(definitions, ensure_ascii=False)) > MAX_GRAMMAR_LENGTH:
         raise RequestError(
-            f"{where}: the definitions and the {num_users} properties that refer to them make a "
+            f"{where}: the definitions and the {len(users)} properties that refer to them make a "
             f"grammar of more than {MAX_GRAMMAR_LENGTH:,} characters"
         )
     elements: list[dict[str, Any]] = []
@@ -108,7 +108,7 @@ def _parameters(schema: Mapping[str, Any], where: str) -> dict[str, Any]:
             "type": "sequence",
             "elements": [
                 {"type": "const_string", "value": f"{PARAMETER_START}{name}>\n"},
-                *_value(one, definitions, f"{where}.properties.{name}"),
+                *_value(one, definitions if name in users else {}, f"{where}.properties.{name}"),
             ],
         }
         is_needed = name in required
@@ -125,8 +125,7 @@ def _value(schema: Any, definitions: Mapping[str, Any], where: str) -> list[dict
     end = {"type": "const_string", "value": f"\n{PARAMETER_END}\n"}
     types = types_of(schema, definitions)
     if types and "string" not in types:
-        told = definitions if "$ref" in json.dumps(schema) else {}
-        return [json_format({**schema, **told}, where), end]
+        return [json_format({**schema, **definitions}, where), end]
     for name in ("enum", "anyOf"):
         if not isinstance(schema.get(name, []), list):
             raise RequestError(f"{where}.{name} must be a list, got {shown(schema[name])}")
